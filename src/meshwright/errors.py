@@ -96,6 +96,6 @@ def raised_at(error: BaseException) -> str:
     installed = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     near = [frame for frame in frames if not frame.filename.startswith(tuple(ours))]
-    own = [frame for frame in near if not frame.filename.startswith(tuple(installed))]
-    found = (own or near)[-1:]
-    return f"{found[0].filename}:{found[0].lineno}" if found else ""
+    users_frames = [frame for frame in near if not frame.filename.startswith(tuple(installed))]
+    innermost = (users_frames or near)[-1:]
+    return f"{innermost[0].filename}:{innermost[0].lineno}" if innermost else ""

@@ -125,10 +125,10 @@ class Plan(PlanData):
         """
         from meshwright.plans.stage_instructions import stage_instructions
 
-        found = stage_instructions(self)
-        if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < len(found):
-            raise ShardingError(f"stage is {stage!r}; the plan has stages 0 to {len(found) - 1}")
-        return found[stage]
+        lists = stage_instructions(self)
+        if isinstance(stage, bool) or not isinstance(stage, int) or not 0 <= stage < len(lists):
+            raise ShardingError(f"stage is {stage!r}; the plan has stages 0 to {len(lists) - 1}")
+        return lists[stage]
 
     def verify(
         self,

@@ -92,9 +92,9 @@ def built(kind: type[T], data: Any, where: str) -> T:
     """
     wanted: Any = kind
     with _placed(where):
-        found: T = _builder(wanted)(data)
-        _checker(wanted)(found)
-    return found
+        value: T = _builder(wanted)(data)
+        _checker(wanted)(value)
+    return value
 
 
 @contextmanager
@@ -329,8 +329,8 @@ def _built_record(kind: Any) -> Builder:
                 misfit = _Misfit(value, "", "is missing")
                 misfit.path = f".{name}"
                 raise misfit
-        found = {name: _within(inner()[name], item, f".{name}") for name, item in value.items()}
-        return kind(**found)
+        fields_built = {name: _within(inner()[name], item, f".{name}") for name, item in value.items()}
+        return kind(**fields_built)
 
     return build
 

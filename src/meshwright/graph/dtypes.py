@@ -95,5 +95,5 @@ def _specials(name: str) -> frozenset[str]:
     """The special numbers that a dtype of real or complex numbers has."""
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     with np.errstate(all="ignore"):
-        made = np.array([-0.0, np.inf, np.nan]).astype(dtype).astype(complex).real
-    return frozenset(map(str, made.tolist())) & {"-0.0", "inf", "nan"}
+        specials = np.array([-0.0, np.inf, np.nan]).astype(dtype).astype(complex).real
+    return frozenset(map(str, specials.tolist())) & {"-0.0", "inf", "nan"}

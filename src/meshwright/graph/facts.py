@@ -33,9 +33,9 @@ class Facts:
 
     def where(self, test: Callable[[str, LoopNest], bool]) -> Bools:
         """The operations whose primitive and loop nest pass a test."""
-        found = np.zeros(len(self.columns.signatures), bool)
-        found[[number for number, name, nest in self._kinds if test(name, nest)]] = True
-        return found[self.columns.signature]
+        passes = np.zeros(len(self.columns.signatures), bool)
+        passes[[number for number, name, nest in self._kinds if test(name, nest)]] = True
+        return passes[self.columns.signature]
 
 
 def product_dims(op: Signature, side: int) -> tuple[Dims, Dims, Dims]:

@@ -24,14 +24,14 @@ def dequantized(graph: Graph) -> Mapping[int, str]:
     columns = graph.columns
     if not any(kind.dtype.startswith(NARROW_FLOATS) for kind in graph.kinds):
         return {}
-    found = {}
+    dtype_of = {}
     products = [number for number, op in enumerate(columns.signatures) if op.primitive == "dot_general"]
     for index in np.flatnonzero(np.isin(columns.signature, products)).tolist():
         if not graph.types[int(columns.reads_of(index)[0])].dtype.startswith(NARROW_FLOATS):
             dtypes = [_narrow(graph, int(value)) for value in columns.reads_of(index)]
             if all(dtypes):
-                found[index] = dtypes[0]
-    return found
+                dtype_of[index] = dtypes[0]
+    return dtype_of
 
 
 def _narrow(graph: Graph, value: int) -> str:

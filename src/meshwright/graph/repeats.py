@@ -25,16 +25,16 @@ def find_runs(tokens: Sequence[int] | NDArray[np.int64]) -> list[RepeatedRun]:
     [Run(start=1, stop=7, period=2)]
     """
     array = np.asarray(tokens, np.int64)
-    found: list[RepeatedRun] = []
+    runs: list[RepeatedRun] = []
     spans = [(0, len(array))]
     while spans:
         first, last = spans.pop()
         run = _longest(array[first:last])
         if run is not None:
             start, stop, period = run
-            found.append(RepeatedRun(first + start, first + stop, period))
+            runs.append(RepeatedRun(first + start, first + stop, period))
             spans += [(first, first + start), (first + stop, last)]
-    return sorted(found, key=lambda run: run.start)
+    return sorted(runs, key=lambda run: run.start)
 
 
 def _longest(array: np.ndarray) -> tuple[int, int, int] | None:

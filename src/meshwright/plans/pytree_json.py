@@ -111,8 +111,8 @@ def rebuild(picture: Any, leaves: Sequence[Any]) -> Any:
     items = [rebuild(v, leaves) for v in picture["items"]]
     if not picture["named"]:
         return dict(zip(picture["keys"], items, strict=True))
-    found = _imported_namedtuple(content, picture["keys"])
-    if found is None:
+    named_tuple = _imported_namedtuple(content, picture["keys"])
+    if named_tuple is None:
         log.warning(
             "%r comes back as a plain tuple: no named tuple of this name with the fields %s is imported here; import "
             "its module before the shardings of the plan are read",
@@ -120,7 +120,7 @@ def rebuild(picture: Any, leaves: Sequence[Any]) -> Any:
             picture["keys"],
         )
         return tuple(items)
-    return tuple.__new__(found, items)  # not its own `__new__`, which may do anything
+    return tuple.__new__(named_tuple, items)  # not its own `__new__`, which may do anything
 
 
 def _imported_namedtuple(name: str, keys: Sequence[str]) -> type[tuple] | None:

@@ -120,8 +120,8 @@ def _start(virtual_devices: int, timeout: float, heartbeat: float) -> None:
         jax.config.update("jax_num_cpu_devices", virtual_devices)
     context = ray.train.get_context()
     count, rank = context.get_world_size(), context.get_world_rank()
-    with reserved_port() as held:  # by all, and only the first one's is used
-        port = held.getsockname()[1]
+    with reserved_port() as port_socket:  # by all, and only the first one's is used
+        port = port_socket.getsockname()[1]
         here = f"{ray.util.get_node_ip_address()}:{port}"
         address = ray.train.collective.broadcast_from_rank_zero(here)
         if rank == 0:

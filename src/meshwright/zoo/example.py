@@ -148,8 +148,8 @@ def _configure(
     fields = {field.name for field in dataclasses.fields(config_class)}
     unknown = sorted(set(options) - fields)
     if unknown:
-        known = ", ".join(sorted(fields - {"layers", "scan", "checkpoint"}))
-        raise ZooError(f"{model.name!r} has no option {unknown[0]!r}; its options are {known}.")
+        options_of_model = ", ".join(sorted(fields - {"layers", "scan", "checkpoint"}))
+        raise ZooError(f"{model.name!r} has no option {unknown[0]!r}; its options are {options_of_model}.")
     for field in dataclasses.fields(config_class):
         if field.name in options:
             check_option(model.name, field, options[field.name])

@@ -57,8 +57,8 @@ def _with_single_condition(eqn: Any) -> jax_compat.Equation:
         of_condition, of_body = values[:num_cond], values[num_cond : num_cond + num_body]
         carry = values[num_cond + num_body :]
         (holds,) = hold(*of_condition, *carry)
-        made = advance(*of_body, *carry)
-        return [_where(holds, new, old) for new, old in zip(made, carry, strict=True)]
+        advanced = advance(*of_body, *carry)
+        return [_where(holds, new, old) for new, old in zip(advanced, carry, strict=True)]
 
     return eqn.replace(
         invars=[*eqn.invars[:num_cond], *eqn.invars],

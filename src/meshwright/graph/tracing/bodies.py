@@ -20,9 +20,9 @@ def with_bodies(eqn: Any, rewritten: Callable[[Any], Any]) -> jax_compat.Equatio
         some = value if isinstance(value, tuple | list) else (value,)
         if not any(isinstance(each, jax_compat.Jaxpr | jax_compat.ClosedJaxpr) for each in some):
             continue
-        found = [None if each is None else rewritten(each) for each in some]
-        changed |= any(new is not old for new, old in zip(found, some, strict=True))
-        params[name] = _like(value, found)
+        new_bodies = [None if each is None else rewritten(each) for each in some]
+        changed |= any(new is not old for new, old in zip(new_bodies, some, strict=True))
+        params[name] = _like(value, new_bodies)
     return eqn.replace(params=params) if changed else eqn
 
 

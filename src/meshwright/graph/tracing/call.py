@@ -67,8 +67,8 @@ class Leaves:
         """The pytree with these arrays in their places."""
         import jax
 
-        found = zip(self.leaves, self.positions, strict=True)
-        return jax.tree_util.tree_unflatten(self.tree, [leaf if p is None else arrays[p] for leaf, p in found])
+        places = zip(self.leaves, self.positions, strict=True)
+        return jax.tree_util.tree_unflatten(self.tree, [leaf if p is None else arrays[p] for leaf, p in places])
 
 
 @dataclass(frozen=True)
@@ -145,9 +145,9 @@ def _call(
         nonlocal results, changed
         given = arguments.fill(jax.tree_util.tree_leaves(args))
         before = jax.tree_util.tree_flatten_with_path(given)[0]
-        results, made = _sort(function(*given), numbers)
+        results, arrays_made = _sort(function(*given), numbers)
         changed = replaced(before, given)
-        return made
+        return arrays_made
 
     types = arguments.bare.fill([_type(array, path) for array, path in zip(arrays, arguments.paths, strict=True)])
     jaxpr = with_single_conditions(jax_compat.trace(of_arrays, types))

@@ -78,11 +78,11 @@ class Judgement:
         if len(saved.of) != len(distinct) or max(saved.of, default=-1) >= len(saved.tensors):
             raise ValueError(f"judgement.of does not name one of {len(saved.tensors)} kinds for each tensor")
         kinds, letters = {}, {}
-        known = [(kind, tuple("" if x == "-" else x for x in text.split())) for kind, text in saved.tensors]
+        pairs = [(kind, tuple("" if x == "-" else x for x in text.split())) for kind, text in saved.tensors]
         for tensor, number in zip(distinct, saved.of, strict=True):
-            kinds[tensor.path], letters[tensor.path] = known[number]
-            if len(known[number][1]) != len(tensor.shape):
-                raise ValueError(f"{tensor.path} has {len(tensor.shape)} dims, and letters of {len(known[number][1])}")
+            kinds[tensor.path], letters[tensor.path] = pairs[number]
+            if len(pairs[number][1]) != len(tensor.shape):
+                raise ValueError(f"{tensor.path} has {len(tensor.shape)} dims, and letters of {len(pairs[number][1])}")
         return cls(Verdict(saved.verdict), kinds, letters, tuple(map(Verdict, saved.stages)))
 
 
