@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from report import table
+
 KEYS = {
     "model_type": "llama",
     "vocab_size": 32_000,
@@ -90,6 +92,7 @@ def status(name: str) -> int:
 def load(folder: str, port: str, number: str) -> None:
     """One process: plans a step, loads, and prints what it took."""
     import jax
+    from jax.experimental import multihost_utils
 
     import meshwright as mw
 
@@ -104,6 +107,7 @@ def load(folder: str, port: str, number: str) -> None:
     params = jax.block_until_ready(mw.hf.load(folder, like=step).params)
     seconds = time.perf_counter() - started
     own = sum(shard.data.nbytes for x in jax.tree.leaves(params) for shard in x.addressable_shards)
+    multihost_utils.sync_global_devices("loaded")  # a process that ends would end the other
     print(json.dumps({"own": own, "before": before, "peak": status("VmHWM"), "seconds": seconds}))
 
 
@@ -129,15 +133,21 @@ def main() -> None:
         ]
         lines = [process.communicate()[0].splitlines() for process in started]
         found = [json.loads(next(line for line in own if line.startswith("{"))) for own in lines]
-    print(f"checkpoint {size / 1e9:.2f} GB, read in one go at {size / min(whole) / 1e9:.2f} GB/s")
-    for number, one in enumerate(found):
-        limit = 1.2 * one["own"] + 2e9
-        print(
-            f"process {number}: own part {one['own'] / 1e9:.2f} GB, peak {one['peak'] / 1e9:.2f} GB "
-            f"(before {one['before'] / 1e9:.2f}, limit {limit / 1e9:.2f}), {one['seconds']:.1f} s"
-        )
     seconds = max(one["seconds"] for one in found)
-    print(f"both together: {size / seconds / 1e9:.2f} GB/s, {min(whole) / seconds:.0%} of reading in one go")
+    rows: list[tuple[object, ...]] = [
+        (f"process {number}", *(round(one[name] / 1e9, 2) for name in ("own", "before", "peak")), limit(one), "")
+        for number, one in enumerate(found)
+    ]
+    speeds = f"{size / seconds / 1e9:.2f} of {size / min(whole) / 1e9:.2f}"
+    header = ("", "own part, GB", "before, GB", "peak, GB", "limit, GB", "GB/s, of reading in one go")
+    title = "Loading a model of Hugging Face"
+    question = f"Does a process stay at 1.2 times its own part plus 2 GB, at 80% of the disk? {size / 1e9:.2f} GB."
+    table(title, question, header, [*rows, ("both", "", "", "", "", speeds)])
+
+
+def limit(one: dict[str, float]) -> float:
+    """The memory that a process may take, in GB."""
+    return round(1.2 * one["own"] / 1e9 + 2, 2)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def _copy_in_blocks(source: np.ndarray, target: np.ndarray) -> None:
     if target.size <= _BLOCK or (source.flags.c_contiguous and target.flags.c_contiguous):
         target[...] = source
         return
-    axis = int(np.argmax(target.shape))
+    axis = max(range(target.ndim), key=target.shape.__getitem__)
     half = target.shape[axis] // 2
     for part in (slice(half), slice(half, None)):
         index = (slice(None),) * axis + (part,)
