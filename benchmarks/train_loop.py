@@ -32,7 +32,7 @@ RUN = {
     "optimizer": {"learning_rate": 1e-3},
 }
 STEPS = 300  # of the run that is killed
-LATEST_S = 12.0  # of a kill after the first step of an attempt
+LATEST_S = 5.0  # of a kill after the first step of an attempt
 EARLY = 0.25  # of the kills: while a run still starts, plans, compiles or restores
 
 
@@ -53,8 +53,8 @@ def loop(rounds, steps):
     from meshwright.trainer.train import _Loop, _Run
 
     with tempfile.TemporaryDirectory() as scratch:
-        shape = {"layers": 4, "hidden": 256, "ffn": 512, "heads": 4, "kv_heads": 4}
-        sizes = {"shape": shape, "seq": 128, "batch_tokens": 512, "steps": steps}
+        shape = {"layers": 2, "hidden": 256, "ffn": 512, "heads": 4, "kv_heads": 4}
+        sizes = {"shape": shape, "seq": 128, "batch_tokens": 256, "steps": steps}
         settings = read_settings(None, RUN | sizes | {"data": write_text(Path(scratch))})
         run = _Run(settings, RunFolder(Path(scratch)))
         plan = run._plan()
