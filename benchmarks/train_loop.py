@@ -61,20 +61,21 @@ def loop(rounds, steps):
         state, _ = run._state()
         placed = list(run.batches(0))
         sinks = make_sinks(replace(settings, folder=scratch), 0)
-        by_hand, by_loop = [], []
+        by_hand, by_loop, cpu_s = [], [], []
         for number in range(rounds + 1):
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.thread_time()
             for batch in placed:
                 state, results = run.step(state, batch)
             jax.block_until_ready((state, results))
-            middle = time.perf_counter()
+            middle, hand_cpu = time.perf_counter(), time.thread_time() - cpu
             meter = Meter(Planned.of(plan), settings.batch_tokens)
-            before = time.perf_counter()
+            before, cpu = time.perf_counter(), time.thread_time()
             state, _ = _Loop(run, meter, sinks, None).run(state, 0)
             jax.block_until_ready(state)
             if number:  # the first round compiles
                 by_hand.append((middle - began) / steps)
                 by_loop.append((time.perf_counter() - before) / steps)
+                cpu_s.append((time.thread_time() - cpu - hand_cpu) / steps)
     ratios = [loop / hand for loop, hand in zip(by_loop, by_hand, strict=True)]
     rows = [[f"{1e3 * h:.2f}", f"{1e3 * o:.2f}", f"{o / h - 1:+.2%}"] for h, o in zip(by_hand, by_loop, strict=True)]
     rows.append(["", "median", f"{statistics.median(ratios) - 1:+.2%}"])
