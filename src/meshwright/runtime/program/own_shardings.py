@@ -12,16 +12,16 @@ from meshwright.errors import ShardingError
 _SHARDINGS = ("out_sharding", "sharding", "dst_sharding")  # parameters that hold the sharding of a result
 
 
-def on_devices(eqn: Any, mesh: DeviceMesh) -> JaxprEqn:
+def on_devices(eqn: Any, mesh: DeviceMesh | None) -> JaxprEqn:
     """An equation as it runs on real devices, without what it says of shardings: its results' constraints say that.
 
     A `jax.shard_map` keeps its specs, on the real mesh. The context of the user's mesh is left: inside of it, JAX would
-    take the types of axes from there.
+    take the types of axes from there. There is no mesh where one device rehearses its share.
 
     Raises:
         ShardingError: It prints in order, which JAX does on one device only.
     """
-    if mesh.size > 1 and jax_compat.prints_in_order(eqn):
+    if mesh is not None and mesh.size > 1 and jax_compat.prints_in_order(eqn):
         source = jax_compat.source_line(eqn)
         raise ShardingError(
             f"{eqn.primitive.name}{source and f' at {source}'} prints with ordered=True, which JAX does on one device "
@@ -42,9 +42,9 @@ def on_devices(eqn: Any, mesh: DeviceMesh) -> JaxprEqn:
     return eqn.replace(params=params, ctx=jax_compat.context_without_mesh(eqn.ctx))
 
 
-def _memory_on(target: Any, mesh: DeviceMesh) -> NamedSharding | None:
+def _memory_on(target: Any, mesh: DeviceMesh | None) -> NamedSharding | None:
     """The target of a `jax.device_put` inside a function: nothing, unless it names another memory than the devices'."""
     if not hasattr(target, "spec"):
         return target
     is_usual = target.memory_kind in (None, "device")
-    return None if is_usual else NamedSharding(mesh, target.spec, memory_kind=target.memory_kind)
+    return None if is_usual or mesh is None else NamedSharding(mesh, target.spec, memory_kind=target.memory_kind)
