@@ -10,14 +10,11 @@ BRIEF = Tuning(rows=100)  # kernels are interpreted meanwhile
 
 def reach_kernels() -> None:
     """Calls every kernel."""
-    from meshwright.solver.problem.fast_json import scan
-
     for memory in (False, True):
         problem = example(memory, num_nodes=10)
         solve(problem, seconds=600, tuning=BRIEF)
         lower_bound(problem)
     search_kernels()
-    scan(b'{"problem": [[1, 2], [3]]}')
 
 
 def example(memory: bool, num_nodes: int = 14, num_states: int = 4, seed: int = 0) -> ChoiceProblem:

@@ -9,7 +9,6 @@ import pytest
 from meshwright.errors import ProblemError
 from meshwright.solver import ChoiceProblem, price
 from meshwright.solver.problem import contest_json
-from meshwright.solver.problem.fast_json import scan
 from tests.solver.problems import brute_force, random_problem
 
 TEXT = {
@@ -34,27 +33,10 @@ def test_a_problem_survives_the_disk(tmp_path, name):
             assert brute_force(again) == pytest.approx(brute_force(problem), rel=1e-12)
 
 
-def test_the_compiled_reader_agrees_with_json():
-    for text in (json.dumps(TEXT), json.dumps(TEXT, indent=2)):
-        document = scan(text.encode())
-        nodes = document["problem"]["nodes"]
-        assert nodes["costs"].flat.tolist() == [1, 2, 3]
-        assert nodes["costs"].first.tolist() == [0, 2, 3]
-        assert document["problem"]["name"] == "tiny"
-        assert document["problem"]["edges"]["costs"].flat.tolist() == [5, 1e18]
-
-
-@pytest.mark.parametrize(
-    "text", ["[[1.5]]", "[[1e3]]", "[[1,]]", "[[1 2]]", "[1]", "[[[1]]]", "[[01]]", '[["a"]]', "[[-]]"]
-)
-def test_the_compiled_reader_leaves_the_unusual_to_json(text):
-    assert scan(f'{{"problem": {text}}}'.encode()) is None
-
-
-def test_fractions_are_read_by_the_standard_reader():
+def test_fractions_are_read():
     text = json.loads(json.dumps(TEXT))
     text["problem"]["nodes"]["costs"] = [[1.5, 2], [3]]
-    assert contest_json.from_text(json.dumps(text).encode(), compiled_from=0).cost.tolist() == [1.5, 2, 3]
+    assert contest_json.from_text(json.dumps(text).encode()).cost.tolist() == [1.5, 2, 3]
 
 
 def test_empty_intervals_make_no_row(tmp_path):
@@ -87,12 +69,11 @@ def _without(*path):
         (b"\x1f\x8b" + b"\0" * 30, "damaged gzip"),
     ],
 )
-@pytest.mark.parametrize("compiled_from", [0, 1 << 20])
-def test_unreadable_files_are_named_in_one_line(tmp_path, data, message, compiled_from):
+def test_unreadable_files_are_named_in_one_line(tmp_path, data, message):
     path = tmp_path / "bad.json"
     path.write_bytes(data)
     with pytest.raises(ProblemError, match=message) as error:
-        contest_json.load(path, compiled_from)
+        contest_json.load(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -13,38 +13,23 @@ from meshwright.solver.problem import validate
 from meshwright.solver.problem.validate import IMPOSSIBLE, Stored
 
 _WRITTEN_IMPOSSIBLE = 10**18
-_WORTH_COMPILED_CODE = 1 << 20  # bytes; loading the compiled reader takes as long as reading less
 
 
-def load(path: str | Path, compiled_from: int = _WORTH_COMPILED_CODE) -> Stored:
-    """Reads a problem; every fault is a one-line `ProblemError` that names the file and the element.
-
-    Args:
-        path: JSON, plain or gzipped.
-        compiled_from: Bytes of text beyond which the compiled reader is tried.
-    """
+def load(path: str | Path) -> Stored:
+    """Reads a problem, plain or gzipped; a fault is a one-line `ProblemError` that names the file and the element."""
     path = Path(path)
     try:
-        return from_text(_read(path), path.name.split(".")[0], compiled_from)
+        return from_text(_read(path), path.name.split(".")[0])
     except ProblemError as error:
         raise ProblemError(f"{path}: {error}") from None
 
 
-def from_text(text: bytes, name: str = "", compiled_from: int = _WORTH_COMPILED_CODE) -> Stored:
-    """Parses the contest's JSON: big ones with the compiled reader where it can, all others with the standard one."""
-    document = None
-    if len(text) > compiled_from:
-        from meshwright.solver.problem.fast_json import scan
-
-        try:
-            document = scan(text)
-        except (ValueError, IndexError):  # text that looks like the reader's own marks
-            document = None
-    if document is None:
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ProblemError(f"not JSON ({error})") from None
+def from_text(text: bytes, name: str = "") -> Stored:
+    """Parses the contest's JSON."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProblemError(f"not JSON ({error})") from None
     return _checked(_fields(document), name)
 
 
@@ -87,7 +72,7 @@ def _fields(document: Any) -> dict[str, Any]:
 def _field(parent: Any, name: str, kind: type, prefix: str = "") -> Any:
     if not isinstance(parent, dict) or name not in parent:
         raise ProblemError(f"the field {prefix}{name} is missing")
-    if not isinstance(parent[name], kind) and not (kind is list and isinstance(parent[name], validate.Ragged)):
+    if not isinstance(parent[name], kind):
         raise ProblemError(f"the field {prefix}{name} is {type(parent[name]).__name__}: it must be a {kind.__name__}")
     return parent[name]
 
@@ -96,7 +81,7 @@ def _checked(parts: dict[str, Any], name: str) -> Stored:
     first, cost = validate.costs(parts["costs"])
     rows = validate.contest_rows(first, parts["usages"], parts["intervals"])
     pairs, matrices = parts["edge_nodes"], parts["edge_costs"]
-    num_pairs, num_matrices = validate.length(pairs), validate.length(matrices)
+    num_pairs, num_matrices = len(pairs), len(matrices)
     if num_pairs != num_matrices:
         raise ProblemError(f"problem.edges has {num_pairs} pairs of nodes and {num_matrices} lists of costs")
     ends = validate.edge_ends(pairs, len(first) - 1)

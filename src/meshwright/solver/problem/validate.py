@@ -37,26 +37,10 @@ class Stored(NamedTuple):
     name: str
 
 
-class Ragged(NamedTuple):
-    """Lists of numbers that are flat already: list i is flat[first[i]:first[i + 1]]."""
-
-    first: np.ndarray
-    flat: np.ndarray
-
-    @property
-    def num_lists(self) -> int:
-        return len(self.first) - 1
-
-
-def length(lists: Any) -> int:
-    """How many lists there are."""
-    return lists.num_lists if isinstance(lists, Ragged) else len(lists)
-
-
 def costs(lists: Any) -> tuple[np.ndarray, np.ndarray]:
     """Flattens the nodes' costs; every node needs at least one strategy and no NaN or -inf."""
     _need_sequence("costs", lists)
-    if length(lists) == 0:
+    if len(lists) == 0:
         raise ProblemError("costs is empty: a choice problem needs at least one node")
     first, flat = flatten("costs of node", lists)
     empty = np.flatnonzero(np.diff(first) == 0)
@@ -75,8 +59,8 @@ def contest_rows(first: np.ndarray, usages: Any, intervals: Any) -> MemoryRows:
         if part is None:
             raise ProblemError(f"{name} is missing: give usages and intervals together, or neither")
         _need_sequence(name, part)
-        if length(part) != num_nodes:
-            raise ProblemError(f"{name} has {length(part)} entries for {num_nodes} nodes")
+        if len(part) != num_nodes:
+            raise ProblemError(f"{name} has {len(part)} entries for {num_nodes} nodes")
     usage_first, flat = flatten("usages of node", usages)
     wrong = np.flatnonzero(np.diff(usage_first) != np.diff(first))
     if wrong.size:
@@ -145,7 +129,7 @@ def edges(first: np.ndarray, items: Iterable[tuple]) -> Edges:
 
 def edge_ends(pairs: Any, num_nodes: int) -> np.ndarray:
     """The two ends of every edge as int32 [edges, 2], each a node, and never the same one."""
-    if length(pairs) == 0:
+    if len(pairs) == 0:
         return np.zeros((0, 2), dtype=np.int32)
     ends = _whole_pairs("edge", pairs)
     wrong = np.flatnonzero(((ends < 0) | (ends >= num_nodes)).any(axis=1))
@@ -211,8 +195,6 @@ def _need_sequence(name: str, value: Any) -> None:
 
 def flatten(what: str, lists: Any) -> tuple[np.ndarray, np.ndarray]:
     """Joins lists of numbers; returns where each begins and the numbers as float64."""
-    if isinstance(lists, Ragged):
-        return lists.first, lists.flat
     try:
         sizes = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
         first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
@@ -265,12 +247,6 @@ def _intervals(pairs: Any) -> np.ndarray:
 
 def _whole_pairs(what: str, pairs: Any) -> np.ndarray:
     """Pairs of whole numbers as int64 [n, 2]."""
-    if isinstance(pairs, Ragged):
-        wrong = np.flatnonzero(np.diff(pairs.first) != 2)
-        if wrong.size:
-            found = pairs.flat[pairs.first[wrong[0]] : pairs.first[wrong[0] + 1]].astype(np.int64).tolist()
-            raise ProblemError(f"{what} {wrong[0]} is {found!r:.40}: give two whole numbers")
-        return pairs.flat.astype(np.int64).reshape(-1, 2)
     for place, pair in enumerate(pairs):
         if not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
             raise ProblemError(f"{what} {place} is {pair!r:.40}: give two whole numbers")
