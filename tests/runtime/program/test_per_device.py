@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import meshwright as mw
 from tests.draws import normal
+from tests.generator.pairs import outcome
 from tests.runtime.test_spmd import run_once
 
 pytestmark = pytest.mark.devices
@@ -52,3 +53,9 @@ def test_groups_of_a_convolution_are_split_and_summed_as_planned(groups, method)
     found, sent = run_once(plan, step, *args)
     assert all(pair.ratio == 1 for pair in sent)
     np.testing.assert_allclose(np.asarray(found), np.asarray(jax.jit(step)(*args)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_fft_of_a_gathered_operand_runs(number):
+    """XLA's FFT refused the layout of an operand of this program; none smaller was found that shows it."""
+    assert not outcome(100982, number).trouble
