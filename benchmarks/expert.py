@@ -10,9 +10,10 @@ products of the model, without recomputation, as publications do; seconds to pla
 """
 
 import multiprocessing
+import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,8 +82,11 @@ def planned(case: Case, checkpoint: str) -> list[str]:
 def main() -> None:
     wanted = [case for case in CASES if all(word in str(case) for word in sys.argv[1:])]
     pairs = [(case, checkpoint) for case in wanted for checkpoint in case.checkpoints]
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        rows = list(pool.map(planned, *zip(*pairs, strict=True)))
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(planned, *pair): pair for pair in pairs}
+        for done in as_completed(running):
+            print(*done.result(), sep=" | ", flush=True)  # the largest take minutes: each is told when it is known
+    rows = [row.result() for row in running]
     columns = ("step s", "simulated s", "utilisation", "published", "GiB", "seconds to plan")
     table("Expert" if len(wanted) == len(CASES) else "Expert some", __doc__, ["case", "plan", *columns], rows)
 
