@@ -103,10 +103,11 @@ def test_explore_ranks_clusters(tmp_path):
 
 
 @pytest.mark.slow
-def test_explore_looks_for_pipelines_where_it_is_asked_to():
+def test_explore_looks_for_pipelines_unless_it_is_asked_not_to():
     """With so little memory no single program fits, but stages do."""
     given = ("explore", "mlp", "--clusters", "1x2 h100", "--memory-fraction", "1e-6", "--json", "-")
-    (without,), (staged,) = (json.loads(run(*given, *more).stdout)["offers"] for more in ((), ("--pipeline",)))
+    whole = ("--no-pipeline", "--microbatches", "1")
+    (without,), (staged,) = (json.loads(run(*given, *more).stdout)["offers"] for more in (whole, ("--pipeline",)))
     assert "no plan fits" in without["problem"] and without["step_s"] is None
     assert not staged["problem"] and staged["step_s"] > 0
 

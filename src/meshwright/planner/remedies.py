@@ -118,8 +118,8 @@ class _Fullest:
         """The fewest microbatches with which the plan fits; or a sentence that no number suffices."""
         if found := self.cut(needed, limit):
             count, size = found
-            even = "With" if size <= limit else "Even with"
-            yield f"{even} microbatches={count} it would need about {format_bytes(size)}."
+            needs = f"With microbatches={count} it would need about {format_bytes(size)}."
+            yield needs if size <= limit else f"Even w{needs[1:]}"
 
     def cut(self, needed: int, limit: float) -> tuple[int, int] | None:
         """See `DoesNotFit.microbatches`."""
