@@ -124,7 +124,7 @@ def _decided(
 
     def solve(traced: Traced, method: Method) -> PlanData:
         own = where if mesh is not None else method.meshes(where[0].cluster) if where[0].cluster else where
-        return _plan(traced, _divided(traced, own, mesh, method), method, say, budget)
+        return _plan(traced, _divided(traced, own, mesh, method), method, say, budget.of_another_program())
 
     with planned(mesh):  # a step that is cut is traced again
         try:
@@ -145,7 +145,7 @@ def _instead(
         return None
     say("no plan of one program fits: looking for stages")
     try:
-        found = _plan(traced, cluster, replace(method, pipeline=True), say, budget)
+        found = _plan(traced, cluster, replace(method, pipeline=True), say, budget.of_another_program())
     except (DoesNotFit, ShardingError):
         return None
     if found.stages and why_not_cut(found, traced, batch_argnums(traced) if batch is None else batch):

@@ -105,3 +105,14 @@ def test_views_for_which_there_is_no_time_are_not_priced(task, monkeypatch):
     plan = task.plan(meshes, lambda _: None, Budget(1.0, Clock(step=1.0)))
     assert priced == [(4,)] and plan.mesh.sizes == (4,)
     assert [one.remark for one in plan.considered] == ["", "not tried in 1 s", "not tried in 1 s"]
+
+
+def test_programs_of_one_call_have_time_of_their_own_unless_seconds_are_given():
+    """With what the first program left, a second one would be searched in haste."""
+    clock = Clock()
+    budget = Budget(None, clock)
+    budget.hold_memory(1.0)
+    clock.now = 1e6
+    assert budget.is_over and budget.of_another_program().left == np.inf
+    limited = Budget(10.0, Clock())
+    assert limited.of_another_program() is limited

@@ -61,6 +61,10 @@ class Budget:
         if self._end.at == np.inf:
             self._end = Deadline.after(max(self.tuning.memory_s, self.tuning.harder * spent), self._end.clock)
 
+    def of_another_program(self) -> "Budget":
+        """The budget of one more program, such as one of more microbatches: only seconds that are given are shared."""
+        return Budget(None, self._end.clock, self.tuning) if self.seconds is None else self
+
     def of_one_solve(self, seconds: float) -> float:
         """The seconds that a solve may take, given how many it would take."""
         return max(min(seconds, self.left), self.tuning.shortest_s)
