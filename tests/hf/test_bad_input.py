@@ -157,6 +157,13 @@ def test_what_transformers_does_not_have_is_not_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_experts_with_buffers_are_saved_as_the_model_that_they_are_of(tmp_path):
+    """How tokens are grouped is a choice of who trains; it is in no configuration."""
+    model = mw.hf.load(REFERENCES / "mixtral", group_size=4, capacity_factor=2.0)
+    mw.hf.save(tmp_path / "saved", model.params, model.config)
+    assert mw.hf.load(tmp_path / "saved").config == mw.hf.load(REFERENCES / "mixtral").config
+
+
 def test_places_where_nothing_can_be_written(tmp_path):
     model = mw.hf.load(REFERENCES / "llama")
     (tmp_path / "full").mkdir()

@@ -18,6 +18,18 @@ def test_keywords_replace_the_file_and_merge_with_its_tables(tmp_path):
     assert (found.optimizer.name, found.optimizer.learning_rate) == ("lion", 0.2)
 
 
+def test_a_path_takes_the_place_of_the_models_name_in_a_file_and_the_other_way_round(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text('model = "llama-tiny"\nsteps = 5\ndata = "here"\n')
+    found = read_settings(config, {"path": "weights"})
+    assert (found.model, found.path) == (None, "weights")
+    config.write_text('path = "weights"\nsteps = 5\ndata = "here"\n')
+    found = read_settings(config, {"model": "llama-tiny"})
+    assert (found.model, found.path) == ("llama-tiny", None)
+    with pytest.raises(TrainingError, match="both are given: give one"):
+        read_settings(config, {"model": "llama-tiny", "path": "weights"})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -132,11 +132,54 @@ def test_adapters_are_trained_and_the_weights_stay(text, capsys):
         ({"shape": {"layer": 1}}, "no option 'layer'"),
         ({"lora": {"targets": ["query"]}}, "lora.targets has 'query', which is no weight of llama-tiny; there are"),
         ({"method": "zero3", "pipeline": True}, "pipeline is for the method auto"),
+        ({"method": "auto", "pipeline": True, "evaluation": {}}, "evaluation runs on one mesh, and a pipeline has"),
+        ({"method": "auto", "pipeline": True, "lora": {}, "export": "tuned"}, "adapters are added to .* on one mesh"),
+        ({"export": "nowhere/tuned"}, "export is nowhere/tuned, and there is no folder nowhere; make it first"),
     ],
 )
 def test_what_cannot_run_is_refused_before_it_is_planned(change, message, text):
     with pytest.raises(TrainingError, match=message):
         mw.train(**RUN | {"data": text} | change)
+
+
+def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(text, tmp_path):
+    pytest.importorskip("meshwright.hf", reason="models of Hugging Face need the extra [hf]", exc_type=ImportError)
+    with pytest.raises(CheckpointError, match="the zoo's mamba is no architecture of transformers"):
+        mw.train(**RUN | {"data": text, "model": "mamba-tiny", "export": str(tmp_path / "out"), "steps": 10**6})
+
+
+class Planned(Exception):
+    """Raised in place of planning."""
+
+
+@pytest.mark.parametrize(
+    ("change", "pipeline"),
+    [({}, "auto"), ({"evaluation": {}}, False), ({"lora": {}, "export": "tuned"}, False), ({"lora": {}}, "auto")],
+)
+def test_stages_are_looked_for_only_where_a_run_can_have_them(change, pipeline, text, monkeypatch):
+    def parallelize(function, *, method, **_):
+        raise Planned(method)
+
+    monkeypatch.setattr("meshwright.trainer.train.parallelize", parallelize)
+    with pytest.raises(Planned) as raised:
+        mw.train(**RUN | {"data": text, "method": "auto"} | change)
+    assert raised.value.args == (mw.Auto(pipeline=pipeline),)
+
+
+def test_what_does_not_fit_says_that_no_stages_were_looked_for(text):
+    settings = RUN | {"data": text, "method": "auto", "cluster": "1x8 cpu", "evaluation": {}}
+    with pytest.raises(mw.DoesNotFit, match="No plan in stages was looked for: evaluation runs on one mesh") as raised:
+        mw.train(**settings | {"shape": {"layers": 1, "hidden": 2**20}})
+    assert raised.value.needed_bytes > raised.value.limit_bytes
+
+
+def test_a_run_that_saved_nothing_begins_anew_with_other_batches(text, tmp_path):
+    settings = RUN | {"data": text, "folder": str(tmp_path), "steps": 1}
+    with pytest.raises(TrainingError, match="has 'query'"):
+        mw.train(**settings | {"seq": 32, "lora": {"targets": ["query"]}})
+    assert mw.train(**settings).step == 1
+    with pytest.raises(TrainingError, match="began with seq = 16, not 32"):
+        mw.train(**settings | {"seq": 32})
 
 
 def test_a_save_that_fails_is_one_sentence(text, tmp_path, monkeypatch):

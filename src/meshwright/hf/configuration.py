@@ -149,4 +149,4 @@ def _same(config: Any, fields: Json) -> bool:
     """Whether fields that were read give a configuration again, but for what is the user's choice."""
     names = {field.name for field in dataclasses.fields(config)}
     chosen = {name: getattr(config, name) for name in OPTIONS if name in names}
-    return bool(type(config)(**chosen | fields) == config)
+    return bool(type(config)(**fields | chosen) == config)

@@ -11,19 +11,23 @@ from meshwright.trainer.settings import Settings
 from meshwright.zoo.low_rank import merged
 
 
-def check_export(path: str) -> None:
-    """Refuses a place that cannot be written, before anything is trained.
+def check_export(path: str, model: TrainedModel) -> None:
+    """Refuses a model or a place that cannot be written, before anything is trained.
 
     Raises:
-        TrainingError: The folder holds something already, or a library is not installed.
+        TrainingError: The folder holds something already or has no parent, or a library is not installed.
+        CheckpointError: No architecture of transformers is such a model.
     """
     folder = Path(path).expanduser()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise TrainingError(f"export is {path}, which is there already; choose another folder, or remove it")
+    if not folder.parent.is_dir():
+        raise TrainingError(f"export is {path}, and there is no folder {folder.parent}; make it first")
     try:
-        import meshwright.hf  # noqa: F401
+        from meshwright.hf.configuration import written_config
     except ImportError as error:
         raise TrainingError(str(error)) from None
+    written_config(model.config)
 
 
 def export(settings: Settings, model: TrainedModel, state: Any, scale: float) -> None:

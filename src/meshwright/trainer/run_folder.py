@@ -12,6 +12,7 @@ from meshwright.errors import OutputError, TrainingError
 from meshwright.output import write_whole
 from meshwright.trainer.settings import Settings
 from meshwright.trainer.tokens import Tokens
+from meshwright.training.checkpoints import saved_steps
 
 _FORMAT = "meshwright-run"
 
@@ -52,7 +53,8 @@ class RunFolder:
     def check(self, settings: Settings, tokens: Tokens) -> None:
         """Notes on what the steps of a run depend on, and refuses to continue one that had other data.
 
-        The checkpoint has the number of the step, which together with these gives the next batch.
+        The checkpoint has the number of the step, which together with these gives the next batch. A run that has none
+        begins anew.
 
         Raises:
             TrainingError: The run in this folder began with other data, or with batches of another size or order.
@@ -64,7 +66,7 @@ class RunFolder:
             "seed": settings.seed,
         }
         before = self._read()
-        if before is None:
+        if before is None or not saved_steps(self.checkpoints):
             if jax.process_index() == 0:
                 self._write({"format": _FORMAT, **wanted})
             return

@@ -123,7 +123,8 @@ class Settings:
 
     Attributes:
         model: A model of the zoo, with fresh weights.
-        path: Or the folder of a model of Hugging Face, with its weights and tokenizer.
+        path: Or the folder of a model of Hugging Face, with its weights and tokenizer. A keyword that gives one of the
+            two takes the place of the other in a file.
         shape: Options of the model, such as ``{"layers": 4}``, or for any ``{"checkpoint": "full"}``.
         data: The documents.
         seq: Tokens of a sequence.
@@ -178,7 +179,10 @@ def read_settings(config: str | PathLike[str] | None, given: Mapping[str, Any]) 
     'text'
     """
     where = "settings" if config is None else str(config)
-    table = _merged({} if config is None else _read(Path(config)), given)
+    file = {} if config is None else _read(Path(config))
+    if "path" in given or "model" in given:
+        file = {key: value for key, value in file.items() if key not in ("path", "model")}
+    table = _merged(file, given)
     table = {key: {_SHORT[key]: v} if key in _SHORT and isinstance(v, str) else v for key, v in table.items()}
     try:
         found = built(Settings, table, where)

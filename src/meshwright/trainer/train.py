@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from meshwright import jax_compat
-from meshwright.errors import TrainingError
+from meshwright.errors import DoesNotFit, TrainingError
 from meshwright.facade import Plan
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.runtime.processes.preemption import preempted
@@ -122,7 +122,7 @@ class _Run:
         self.model = find_model(settings)
         optimizer, self.rate = make_optimizer(settings)
         if settings.export is not None:
-            check_export(settings.export)
+            check_export(settings.export, self.model)
         self._read_data()
         adapters, scale = _adapters(settings, self.model)
         self.scale = scale
@@ -170,7 +170,12 @@ class _Run:
     def _plan(self) -> Plan:
         """Plans the step, and prints the plan."""
         types = jax.eval_shape(self.init, jax.random.key(0))
-        plan = self.step.plan(types, self.model.batch)
+        try:
+            plan = self.step.plan(types, self.model.batch)
+        except DoesNotFit as error:
+            if (cause := _why_one_mesh(self.settings)) is not None:
+                error.args = (f"{error}\nNo plan in stages was looked for: {cause}.",)
+            raise
         if jax.process_index() == 0:
             print(*str(plan).splitlines()[:_STORY], sep="\n", flush=True)
         return plan
@@ -278,15 +283,23 @@ class _Loop:
 
 
 def _method(settings: Settings) -> Method:
+    method, cause = find_method(settings.method), _why_one_mesh(settings)
     if settings.pipeline:
-        if settings.method != "auto":
+        if method != Auto():
             raise TrainingError(f"pipeline is for the method auto, not for {settings.method}; leave one of them out")
-        if settings.path is not None and settings.lora is not None:
-            raise TrainingError("adapters of a checkpoint are trained on one mesh; leave out pipeline, or lora")
-        if settings.evaluation is not None:
-            raise TrainingError("evaluation runs on one mesh, and a pipeline has several; leave one of them out")
+        if cause is not None:
+            raise TrainingError(f"{cause}, and a pipeline has several; leave one of them out")
         return Auto(pipeline=True)
-    return find_method(settings.method)
+    return replace(method, pipeline=False) if cause is not None and isinstance(method, Auto) else method
+
+
+def _why_one_mesh(settings: Settings) -> str | None:
+    """What of a run cannot be done with a plan in stages; None if all can."""
+    if settings.evaluation is not None:
+        return "evaluation runs on one mesh"
+    if settings.lora is not None and (settings.path is not None or settings.export is not None):
+        return "adapters are added to a checkpoint's weights on one mesh"
+    return None
 
 
 def _adapters(settings: Settings, model: TrainedModel) -> tuple[PyTree | None, float]:
