@@ -198,7 +198,8 @@ class Net(eqx.Module):
 
     def _convolved(self, x: Any, stats: Any) -> Any:
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x, stats = norm(conv(x.astype(conv.weight.dtype)), stats)
+            # A batch norm of Equinox keeps its statistics in float32, and takes no narrower numbers beside them.
+            x, stats = norm(conv(x.astype(conv.weight.dtype)).astype(jnp.float32), stats)
             x = jax.nn.relu(x)
         return x.mean((1, 2)), stats
 
