@@ -20,13 +20,15 @@ class Pool:
         values: All that were made so far, the arguments first.
         positions: `POSITIONS`, as an argument of the program: nothing is known of them when it is planned.
         key: A random key, likewise.
+        cuts_first: Whether convolutions cut their images off before they pad them; see `Drawn.on_one_device`.
         rng: Draws for the step at hand.
     """
 
-    def __init__(self, values: list[Value], positions: Any, key: Any):
+    def __init__(self, values: list[Value], positions: Any, key: Any, cuts_first: bool = False):
         self.values = values
         self.positions = positions
         self.key = key
+        self.cuts_first = cuts_first
         self.rng = np.random.default_rng(0)
 
     def pick(self, fits: Callable[[Value], bool] = lambda v: True) -> Value:

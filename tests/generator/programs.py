@@ -57,8 +57,12 @@ class Drawn:
             shape[0] = self.batch
         return tuple(shape)
 
-    def __call__(self, *args: Any) -> Any:
-        values = self.values(*args)
+    def on_one_device(self, *args: Any) -> Any:
+        """What one device must compute: the program without what XLA gets wrong on one device (compiler-faults.md)."""
+        return self(*args, cuts_first=True)
+
+    def __call__(self, *args: Any, cuts_first: bool = False) -> Any:
+        values = self.values(*args, cuts_first=cuts_first)
         self.trust = [v.trust for v in values]
         if not self.with_gradient:
             return [v.array for v in values]
@@ -66,17 +70,17 @@ class Drawn:
 
         def loss(*chosen: Any) -> Any:
             given = dict(zip(floats, chosen, strict=True))
-            made = self.values(*(given.get(i, a) for i, a in enumerate(args)))
+            made = self.values(*(given.get(i, a) for i, a in enumerate(args)), cuts_first=cuts_first)
             return sum(jnp.sum(jnp.tanh(v.array / 64)) for v in made if v.dtype == "float32")
 
         gradients = jax.grad(lambda chosen: jnp.float32(loss(*chosen)))([args[i] for i in floats])
         self.trust += [ROUNDED] * len(gradients)
         return [v.array for v in values], gradients
 
-    def values(self, *args: Any) -> list[Value]:
+    def values(self, *args: Any, cuts_first: bool = False) -> list[Value]:
         *arrays, positions, key = args
         known = [Value(a, 4.0, finite=not self.special) for a in arrays]
-        pool = Pool(known, positions, key)
+        pool = Pool(known, positions, key, cuts_first)
         made: list[Value] = []
         for step, seed in self.steps:
             pool.rng = np.random.default_rng(seed)

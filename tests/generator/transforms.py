@@ -36,7 +36,7 @@ def _convolution(pool: Pool, x: Value) -> tuple[Any, tuple[int, ...]]:
     taps = tuple(pool.one_of(1, 2, 3) for _ in range(spatial))
     letters = "HW"[:spatial]
     convolve = partial(
-        lax.conv_general_dilated,
+        _cut_first if pool.cuts_first else lax.conv_general_dilated,
         window_strides=tuple(pool.one_of(1, 1, 2) for _ in range(spatial)),
         padding=[pool.one_of((1, 1), (-1, 2), (2, -1), (0, 3), (-1, 1)) for _ in range(spatial)],
         lhs_dilation=tuple(pool.one_of(1, 2, 3) for _ in range(spatial)),
@@ -45,6 +45,17 @@ def _convolution(pool: Pool, x: Value) -> tuple[Any, tuple[int, ...]]:
         feature_group_count=groups,
     )
     return convolve, (*taps, x.shape[-1] // groups, 4)
+
+
+def _cut_first(image: Any, kernel: Any, *, padding: list[tuple[int, int]], **options: Any) -> Any:
+    """A convolution whose negative padding is a slice of its image, wherever no dilation makes that another number."""
+    cuts = [
+        -low if low < 0 and dilation == 1 else 0
+        for (low, _), dilation in zip(padding, options["lhs_dilation"], strict=True)
+    ]
+    rest = [(low + cut, high) for (low, high), cut in zip(padding, cuts, strict=True)]
+    cut = lax.slice(image, (0, *cuts, 0), image.shape)
+    return lax.conv_general_dilated(cut, kernel, padding=rest, **options)
 
 
 def _ramp(shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:

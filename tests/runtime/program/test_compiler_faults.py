@@ -251,7 +251,7 @@ def _still_there(there: bool, fault: str, where: str) -> None:
 
 def test_the_page_has_every_fault():
     page = (Path(__file__).parents[3] / "docs/compiler-faults.md").read_text(encoding="utf-8")
-    assert all(f"\n## {fault}\n" in page for fault in [*WRONG, *REFUSED, CONVOLUTION, BETWEEN, IN_FLIGHT])
+    assert all(f"\n## {fault}\n" in page for fault in [*WRONG, *REFUSED, CONVOLUTION, BETWEEN, BEYOND, IN_FLIGHT])
 
 
 @pytest.mark.parametrize("fault", WRONG, ids=str)
@@ -400,3 +400,13 @@ def test_the_compiler_still_drops_nan_from_larger_arrays_on_one_device():
     x[6, 5, 2] = np.nan
     found = jax.jit(lambda x: x.max(1))(x)
     _still_there(not np.isnan(found[6, 2]), ON_ONE_DEVICE, "docs/compiler-faults.md")
+
+
+BEYOND = "Convolutions read beyond an image that is cut off"
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="seen on x86 alone")
+def test_the_compiler_still_reads_beyond_an_image_on_one_device():
+    image, kernel = _numbers(2, 4, 4), jnp.ones((1, 4, 2))
+    found = jax.jit(lambda x: lax.conv_general_dilated(x, kernel, (1,), [(-1, 1)]))(image)
+    _still_there(found[0, 0, 2] != image[0, :, 3].sum(), BEYOND, PER_DEVICE)

@@ -19,7 +19,7 @@ from meshwright.plans.plan import OpPlan, partition_spec
 from meshwright.plans.tensor import Spec
 from meshwright.rules import loop_nest
 from meshwright.runtime.program.meshes import constrain, on_each_device
-from meshwright.runtime.program.per_device import CONVOLUTION, in_groups, own_part
+from meshwright.runtime.program.per_device import CONVOLUTION, cut_first, in_groups, own_part
 
 
 class Waiting(NamedTuple):
@@ -117,11 +117,11 @@ class Contributions:
 
     def _apart(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], operands: Sequence[Any]) -> tuple[Any, Waiting]:
         """`make` in a shard_map: XLA would gather a convolution's operands if their parts were exposed as dims."""
-
         own = own_part(eqn, op.operands, self.mesh)
 
         def contribution(*xs: Any) -> jax.Array:
-            return jnp.expand_dims(jax_compat.bind(own, xs)[0], range(len(axes)))
+            convolution, parts = cut_first(own, op.operands[0], xs)
+            return jnp.expand_dims(jax_compat.bind(convolution, parts)[0], range(len(axes)))
 
         function = on_each_device(
             contribution,

@@ -26,7 +26,7 @@ from meshwright.runtime.program import kernels
 from meshwright.runtime.program.bits import from_ordered, ordered, words_of
 from meshwright.runtime.program.contributions import Contributions, Waiting
 from meshwright.runtime.program.meshes import constrain, on_each_device
-from meshwright.runtime.program.per_device import convolve, do_alone, is_done_alone, is_multiplied
+from meshwright.runtime.program.per_device import convolve, cut_first, do_alone, is_done_alone, is_multiplied
 
 _SLICES = {"dynamic_slice": 1, "dynamic_update_slice": 2}  # where their start positions begin
 _SCATTERS = ("scatter-max", "scatter_max", "scatter-min", "scatter_min")
@@ -65,6 +65,7 @@ def make_virtual(
         mesh: The devices.
         operands: The operands, in any sharding.
     """
+    eqn, operands = cut_first(eqn, read[0] if read else None, operands)
     if is_done_alone(eqn, read):
         return do_alone(eqn, read, made, mesh, operands)
     placed = [x if spec is None else constrain(x, mesh, spec) for x, spec in zip(operands, read, strict=True)]
@@ -82,6 +83,7 @@ def _clamped(start: Any, high: int) -> np.generic | np.ndarray | jax.Array:
 def run(eqn: Any, op: OpPlan | None, contributions: Contributions, operands: Sequence[Any]) -> list[Any]:
     """Runs one equation as the plan says; if it is not in the plan, the result is virtual."""
     mesh = contributions.mesh
+    eqn, operands = cut_first(eqn, op.operands[0] if op and op.operands else None, operands)
     if op is None:
         return bind(eqn, operands)
     if kernels.is_kernel(eqn):

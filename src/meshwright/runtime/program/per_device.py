@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from jax import lax
 from jax.extend.core import JaxprEqn
 from jax.sharding import Mesh as DeviceMesh
 
@@ -41,6 +42,25 @@ def do_alone(eqn: Any, read: Specs, made: Specs, mesh: DeviceMesh, operands: Seq
     own = own_part(eqn, read, mesh)
     function = on_each_device(lambda *xs: tuple(jax_compat.bind(own, xs)), mesh, _partitions(read), _partitions(made))
     return list(function(*operands))
+
+
+def cut_first(eqn: Any, image: Spec | None, operands: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """The same convolution of an image that is cut off where its padding is negative below and positive above.
+
+    XLA's CPU backend reads beyond the end of such an image. A dim that is split is left to the partitioner, which cuts
+    it off itself.
+    """
+    if eqn.primitive.name != CONVOLUTION:
+        return eqn, operands
+    starts, padding = [0] * eqn.invars[0].aval.ndim, list(eqn.params["padding"])
+    for i, (dim, (low, high)) in enumerate(zip(eqn.params["dimension_numbers"].lhs_spec[2:], padding, strict=True)):
+        if low < 0 < high and eqn.params["lhs_dilation"][i] == 1 and not (image and image[dim]):
+            starts[dim] = min(-low, eqn.invars[0].aval.shape[dim])
+            padding[i] = (low + starts[dim], high)
+    if not any(starts):
+        return eqn, operands
+    cut = lax.slice(operands[0], starts, operands[0].shape)
+    return eqn.replace(params=eqn.params | {"padding": tuple(padding)}), [cut, *operands[1:]]
 
 
 def own_part(eqn: Any, operands: Specs, mesh: DeviceMesh) -> JaxprEqn:
