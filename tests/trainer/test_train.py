@@ -106,8 +106,12 @@ def test_a_run_that_ended_early_continues_to_the_bit(whole, text, tmp_path, monk
 
 def test_a_folder_of_another_run_is_refused(whole, text):
     _, _, folder, settings = whole
-    with pytest.raises(TrainingError, match=r"began with seed = 0, not 1, so it cannot continue with the same batches"):
+    with pytest.raises(
+        TrainingError, match=r"began with seed = 0, not 1, so it cannot continue with the same model and batches"
+    ):
         mw.train(**settings | {"seed": 1})
+    with pytest.raises(TrainingError, match=r"began with model = llama-tiny, not qwen-tiny"):
+        mw.train(**settings | {"model": "qwen-tiny"})
     (folder / "other.txt").write_text("other text " * 200)
     with pytest.raises(TrainingError, match=r"began with other data"):
         mw.train(**settings | {"data": str(folder / "other.txt")})

@@ -57,9 +57,10 @@ class RunFolder:
         begins anew.
 
         Raises:
-            TrainingError: The run in this folder began with other data, or with batches of another size or order.
+            TrainingError: The run in this folder began with another model or data, or with other batches.
         """
         wanted: dict[str, Any] = {
+            "model": settings.model or Path(settings.path or "").resolve().name,
             "data": tokens.fingerprint,
             "seq": settings.seq,
             "batch_tokens": settings.batch_tokens,
@@ -74,8 +75,8 @@ class RunFolder:
             if before.get(name) != value:
                 what = "other data" if name == "data" else f"{name} = {before.get(name)}, not {value}"
                 raise TrainingError(
-                    f"the run in {self.path} began with {what}, so it cannot continue with the same batches; restore "
-                    "that, or choose another folder"
+                    f"the run in {self.path} began with {what}, so it cannot continue with the same model and batches; "
+                    "restore that, or choose another folder"
                 )
 
     def _read(self) -> dict[str, Any] | None:
