@@ -144,6 +144,8 @@ def test_experts_of_different_dtypes(tmp_path):
 def test_a_state_of_another_model(folder):
     wrong = {"embed": np.zeros((3, 3))}
     full = mw.hf.load(folder).params | wrong
+    refused(folder, "^like is of type int; give arrays", like=3)
+    refused(folder, "^like: embed is of type str; give arrays", like={"embed": "x"})
     refused(folder, r"like: embed has shape \(3, 3\), and the model's has \(64, 16\)", like=full)
 
 

@@ -69,5 +69,6 @@ def _of_tree(like: Any) -> dict[str, Target]:
 
 def _of_leaf(path: str, leaf: Any) -> Target:
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-        raise CheckpointError(f"like: {path} is a {type(leaf).__name__}; give arrays or jax.ShapeDtypeStructs")
+        what = f"like: {path} is" if path else "like is"
+        raise CheckpointError(f"{what} of type {type(leaf).__name__}; give arrays or jax.ShapeDtypeStructs")
     return Target(tuple(leaf.shape), str(leaf.dtype), getattr(leaf, "sharding", None))
