@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from report import table
 
+COLUMNS = ("case", "plan", "step s", "simulated s", "utilisation", "published", "GiB", "seconds to plan")
 PLAIN, SELECTIVE, FULL = "none", "selective", "full"
 
 
@@ -40,6 +41,7 @@ class Case:
 
 
 CASES = (
+    Case("deepseek-v3", "256x8 h100", 15360, 4096, None, (FULL,)),
     Case("llama3-8b", "1x8 h100", 64, 8192, 0.42),
     Case("llama3-8b", "16x8 h100", 512, 8192, 0.42),
     Case("llama3-70b", "32x8 h100", 512, 8192, 0.41),
@@ -49,7 +51,6 @@ CASES = (
     Case("llama2-13b", "50x4 a100-40gb", 800, 4096, 0.50),
     Case("qwen3-32b", "16x8 h100", 512, 4096, None, (SELECTIVE,)),
     Case("gemma3-27b", "16x8 h100", 512, 8192, None, (SELECTIVE,)),
-    Case("deepseek-v3", "256x8 h100", 15360, 4096, None, (FULL,)),
     Case("gpt-oss-120b", "32x8 h100", 1024, 4096, None, (SELECTIVE,)),
     Case("vit-22b", "32x8 h100", 4096, None, None, (SELECTIVE,)),
     Case("gpt2-1.5b", "1x8 l40s", 512, 1024, None, (SELECTIVE,)),
@@ -84,11 +85,13 @@ def main() -> None:
     pairs = [(case, checkpoint) for case in wanted for checkpoint in case.checkpoints]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(planned, *pair): pair for pair in pairs}
-        for done in as_completed(running):
-            print(*done.result(), sep=" | ", flush=True)  # the largest take minutes: each is told when it is known
-    rows = [row.result() for row in running]
-    columns = ("step s", "simulated s", "utilisation", "published", "GiB", "seconds to plan")
-    table("Expert" if len(wanted) == len(CASES) else "Expert some", __doc__, ["case", "plan", *columns], rows)
+        for _ in as_completed(running):  # the largest take minutes: the table is kept whenever one more row is known
+            rows = [row.result() if row.done() else _unfinished(*pair) for row, pair in running.items()]
+            table("Expert" if len(wanted) == len(CASES) else "Expert some", __doc__, COLUMNS, rows)
+
+
+def _unfinished(case: Case, checkpoint: str) -> list[str]:
+    return [f"{case} ({checkpoint})", "not finished", *[""] * (len(COLUMNS) - 2)]
 
 
 if __name__ == "__main__":
