@@ -5,6 +5,8 @@ that runs anywhere. A model that names neither takes the fused kernel where the 
 one; if the kernel refuses the shapes, the scores are written out, and the plan's remarks say so.
 """
 
+from typing import Protocol
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
@@ -16,6 +18,27 @@ from meshwright.zoo.layers import FUSED_ATTENTION, Array, capped
 # capability of an AMD chip is no number.
 _LARGEST_HEAD = ((8, 128), (9, 256))
 _LANES = 128  # of TPUs: the lengths of splash attention are multiples of it
+
+
+class Mix(Protocol):
+    """What mixes the values of one layer's positions: `attend`, or what keeps keys and values for later tokens.
+
+    The arguments and the result are those of `attend`. A stack of layers calls it once for each layer, in order.
+    """
+
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        causal: bool,
+        kind: str | None = None,
+        window: int | None = None,
+        scale: float | None = None,
+        sinks: Array | None = None,
+        cap: float | None = None,
+    ) -> Array: ...
 
 
 @jax.named_scope("attend")
@@ -60,6 +83,33 @@ def attend(
     if backend == "tpu":
         return _splash(q, k, v, causal, window, scale, sinks, cap)
     return _cudnn(q, k, v, causal, window, scale)
+
+
+def attend_cached(
+    q: Array,
+    k: Array,
+    v: Array,
+    positions: Array,
+    *,
+    window: int | None,
+    scale: float,
+    sinks: Array | None,
+    cap: float | None,
+) -> Array:
+    """Causal attention of some positions' queries, whose keys and values lie in a cache with those of all before.
+
+    Args:
+        q: Queries, (batch, seq, heads, head_dim).
+        k: Keys of the positions 0, 1, 2 and so on, (batch, length, kv_heads, head_dim); what lies behind the last
+            position is not looked at, but must be finite.
+        v: Values, the same.
+        positions: The position of each query, (batch, seq).
+        window: As in `attend`, and so are the others.
+        scale: The factor of the scores.
+        sinks: Scores that stand for no position.
+        cap: What scores stay below.
+    """
+    return _plain(q, k, v, True, window, scale, sinks, cap, positions)
 
 
 def _why_refused(backend: str, q: Array, sinks: Array | None, cap: float | None) -> str:
@@ -132,7 +182,9 @@ def _plain(
     scale: float,
     sinks: Array | None,
     cap: float | None = None,
+    positions: Array | None = None,
 ) -> Array:
+    """The scores written out; `positions`, (batch, seq), are those of the queries if they are not 0, 1, 2 and so on."""
     batch, seq, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     grouped = q.reshape(batch, seq, kv_heads, heads // kv_heads, head_dim)
@@ -140,7 +192,8 @@ def _plain(
     if cap is not None:
         scores = capped(scores, cap)
     if causal:
-        rows, columns = jnp.arange(seq)[:, None], jnp.arange(seq)[None, :]
+        rows = jnp.arange(seq)[:, None] if positions is None else positions[:, None, None, :, None]
+        columns = jnp.arange(k.shape[1])[None, :]
         seen = rows >= columns
         if window is not None:
             seen &= rows - columns < window

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.zoo import llama
+from meshwright.zoo.attention import Mix, attend
 from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import Array, PyTree, capped, init_stack, project, rms_norm, run_stack, sample_tokens
 from meshwright.zoo.rotary import make_rotation
@@ -65,31 +66,39 @@ def _init_layer(config: Config, key: Array) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token."""
-    x = _decode(config, params, batch["tokens"])
+    x = _decode(config, params, batch["tokens"], None, attend)
     return llama.next_token_loss(params, x, batch["labels"], config.loss_chunks, config.logit_cap)
 
 
-def logits(config: Config, params: PyTree, tokens: Array) -> Array:
-    """The scores of each position's next token, B S to B S V."""
-    scores = llama.head(params, _decode(config, params, tokens))
+def logits(
+    config: Config,
+    params: PyTree,
+    tokens: Array,
+    positions: Array | None = None,
+    mix: Mix = attend,
+    rows: Array | None = None,
+) -> Array:
+    """The scores of each position's next token, B S to B S V; the other arguments are those of `llama.logits`."""
+    scores = llama.head(params, _decode(config, params, tokens, positions, mix), rows)
     return scores if config.logit_cap is None else capped(scores, config.logit_cap)
 
 
-def _decode(config: Config, params: PyTree, tokens: Array) -> Array:
+def _decode(config: Config, params: PyTree, tokens: Array, positions: Array | None, mix: Mix) -> Array:
     """The activations after the last norm, B S to B S D."""
     x = params["embed"][tokens].astype(config.dtype) * config.hidden**0.5  # B S D
-    near = make_rotation(x.shape[1], config.head_dim, config.local_rope_theta)
-    far = make_rotation(x.shape[1], config.head_dim, config.rope_theta, config.rope_scaling)
-    local = partial(_layer, config, near, config.window)
-    layers = (*(local,) * (config.period - 1), partial(_layer, config, far, None))
+    places = x.shape[1] if positions is None else positions
+    near = make_rotation(places, config.head_dim, config.local_rope_theta)
+    far = make_rotation(places, config.head_dim, config.rope_theta, config.rope_scaling)
+    local = partial(_layer, config, near, mix, config.window)
+    layers = (*(local,) * (config.period - 1), partial(_layer, config, far, mix, None))
     x = run_stack(layers, params["layers"], x, checkpoint=config.checkpoint)
     return _norm(config, x, params["norm"])
 
 
-def _layer(config: Config, rotation: PyTree, window: int | None, weights: PyTree, x: Array) -> Array:
+def _layer(config: Config, rotation: PyTree, mix: Mix, window: int | None, weights: PyTree, x: Array) -> Array:
     options = {"window": window, "scale": config.query_width**-0.5, "cap": config.score_cap}
     scaled = weights | {name: 1 + weights[name] for name in _QUERY_NORMS if name in weights}
-    mixed = llama.attention(config, scaled, _norm(config, x, weights["attn_norm"]), rotation, **options)
+    mixed = llama.attention(config, scaled, _norm(config, x, weights["attn_norm"]), rotation, mix, **options)
     x = x + _norm(config, mixed, weights["attn_out_norm"])
     y = _mlp(weights, _norm(config, x, weights["mlp_norm"]))
     return x + _norm(config, y, weights["mlp_out_norm"])

@@ -6,7 +6,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from meshwright.zoo import transformer
+from meshwright.zoo import llama, transformer
+from meshwright.zoo.attention import Mix, attend
 from meshwright.zoo.draw import integers, normal, split
 from meshwright.zoo.layers import (
     Array,
@@ -14,7 +15,6 @@ from meshwright.zoo.layers import (
     init_layer_norm,
     init_stack,
     layer_norm,
-    project,
     run_stack,
     sample_tokens,
 )
@@ -68,20 +68,32 @@ def init(config: Config, key: Array) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token."""
-    x = _decode(config, params, batch)
+    x = _decode(config, params, batch, None, attend)
     return mean_token_loss(params["embed"], x, batch["labels"], config.loss_chunks)
 
 
-def logits(config: Config, params: PyTree, tokens: Array) -> Array:
-    """The scores of each position's next token, B S to B S V, without dropout."""
-    x = _decode(replace(config, dropout=0.0), params, {"tokens": tokens})
-    return project("bsd,vd->bsv", x, params["embed"])
+def logits(
+    config: Config,
+    params: PyTree,
+    tokens: Array,
+    positions: Array | None = None,
+    mix: Mix = attend,
+    rows: Array | None = None,
+) -> Array:
+    """The scores of each position's next token, B S to B S V, without dropout.
+
+    The other arguments are those of `llama.logits`.
+    """
+    x = _decode(replace(config, dropout=0.0), params, {"tokens": tokens}, positions, mix)
+    return llama.head(params, x, rows)
 
 
-def _decode(config: Config, params: PyTree, batch: PyTree) -> Array:
+def _decode(config: Config, params: PyTree, batch: PyTree, positions: Array | None, mix: Mix) -> Array:
     """The activations after the last norm, B S to B S D."""
-    x = transformer.embed(params, batch["tokens"], config.first_position).astype(config.dtype)  # B S D
-    x = run_stack(partial(_layer, config), _with_keys(config, params["layers"], batch), x, checkpoint=config.checkpoint)
+    x = transformer.embed(params, batch["tokens"], config.first_position, positions).astype(config.dtype)  # B S D
+    x = run_stack(
+        partial(_layer, config, mix), _with_keys(config, params["layers"], batch), x, checkpoint=config.checkpoint
+    )
     return layer_norm(x, params["norm"], config.epsilon)
 
 
@@ -93,11 +105,11 @@ def _with_keys(config: Config, layers: PyTree, batch: PyTree) -> PyTree:
     return list(zip(layers, keys, strict=True)) if isinstance(layers, list) else (layers, keys)
 
 
-def _layer(config: Config, weights_and_keys: PyTree, x: Array) -> Array:
+def _layer(config: Config, mix: Mix, weights_and_keys: PyTree, x: Array) -> Array:
     weights, keys = weights_and_keys
     attn_key, mlp_key = keys if config.dropout else (None, None)
     normed = layer_norm(x, weights["attn_norm"], config.epsilon)
-    y = transformer.attention(weights, normed, causal=True, kind=config.attention)
+    y = transformer.attention(weights, normed, causal=True, kind=config.attention, mix=mix)
     x = x + _dropout(config, attn_key, y)
     y = transformer.mlp(weights, layer_norm(x, weights["mlp_norm"], config.epsilon), config.activation)
     return x + _dropout(config, mlp_key, y)

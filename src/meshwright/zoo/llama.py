@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshwright.zoo.attention import attend
+from meshwright.zoo.attention import Mix, attend
 from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack, sample_tokens
 from meshwright.zoo.losses import mean_token_loss
@@ -132,19 +132,37 @@ def init_swiglu(keys: Array, *experts: int, d: int, ffn: int) -> PyTree:
 
 def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
     """Mean cross entropy of the next token."""
-    return next_token_loss(params, _decode(config, params, batch["tokens"]), batch["labels"], config.loss_chunks)
+    x = _decode(config, params, batch["tokens"], None, attend)
+    return next_token_loss(params, x, batch["labels"], config.loss_chunks)
 
 
-def logits(config: Config, params: PyTree, tokens: Array) -> Array:
-    """The scores of each position's next token, B S to B S V."""
-    return head(params, _decode(config, params, tokens))
+def logits(
+    config: Config,
+    params: PyTree,
+    tokens: Array,
+    positions: Array | None = None,
+    mix: Mix = attend,
+    rows: Array | None = None,
+) -> Array:
+    """The scores of each position's next token, B S to B S V.
+
+    Args:
+        config: The model.
+        params: Its parameters.
+        tokens: The tokens.
+        positions: The position of each token, (S,); None for 0, 1, 2 and so on.
+        mix: What mixes queries, keys and values; for serving, what keeps them in a cache.
+        rows: Of which tokens logits are made, as indices of S; None for all.
+    """
+    return head(params, _decode(config, params, tokens, positions, mix), rows)
 
 
-def _decode(config: Config, params: PyTree, tokens: Array) -> Array:
+def _decode(config: Config, params: PyTree, tokens: Array, positions: Array | None, mix: Mix) -> Array:
     """The activations after the last norm, B S to B S D."""
     x = params["embed"][tokens].astype(config.dtype)  # B S D
-    rotation = make_rotation(x.shape[1], config.head_dim, config.rope_theta, config.rope_scaling)
-    x = run_stack(partial(_layer, config, rotation), params["layers"], x, checkpoint=config.checkpoint)
+    places = x.shape[1] if positions is None else positions
+    rotation = make_rotation(places, config.head_dim, config.rope_theta, config.rope_scaling)
+    x = run_stack(partial(_layer, config, rotation, mix), params["layers"], x, checkpoint=config.checkpoint)
     return rms_norm(x, params["norm"], config.epsilon)
 
 
@@ -153,19 +171,20 @@ def next_token_loss(params: PyTree, x: Array, labels: Array, chunks: int | None,
     return mean_token_loss(params.get("head", params["embed"]), x, labels, chunks, cap)
 
 
-def head(params: PyTree, x: Array) -> Array:
-    """The logits, B S D to B S V, after the last norm."""
+def head(params: PyTree, x: Array, rows: Array | None = None) -> Array:
+    """The logits of all positions or of some `rows` of them, B S D to B S V, after the last norm."""
+    x = x if rows is None else x[:, rows]
     return project("bsd,vd->bsv", x, params.get("head", params["embed"]))
 
 
-def _layer(config: Config, rotation: PyTree, weights: PyTree, x: Array) -> Array:
+def _layer(config: Config, rotation: PyTree, mix: Mix, weights: PyTree, x: Array) -> Array:
     normed = rms_norm(x, weights["attn_norm"], config.epsilon)
-    x = x + attention(config, weights, normed, rotation, window=config.window)
+    x = x + attention(config, weights, normed, rotation, mix, window=config.window)
     return x + mlp(weights, rms_norm(x, weights["mlp_norm"], config.epsilon))
 
 
 @jax.named_scope("attention")
-def attention(config: Any, weights: PyTree, x: Array, rotation: PyTree, **options: Any) -> Array:
+def attention(config: Any, weights: PyTree, x: Array, rotation: PyTree, mix: Mix = attend, **options: Any) -> Array:
     """Causal grouped-query attention with rotary positions, and norms of queries and keys where there are any.
 
     Args:
@@ -173,12 +192,13 @@ def attention(config: Any, weights: PyTree, x: Array, rotation: PyTree, **option
         weights: The projections; `"q_norm"` and `"k_norm"`, and biases such as `"q_bias"`, where the model has them.
         x: Activations, B S D, after the norm.
         rotation: What `make_rotation` returns.
-        **options: Other options of `attend`.
+        mix: What mixes them.
+        **options: Its other options.
     """
     q, k, v = (project("bsd,dnh->bsnh", x, weights[name], weights.get(f"{name}_bias")) for name in "qkv")
     if "q_norm" in weights:
         q, k = (rms_norm(y, weights[name], config.epsilon) for y, name in ((q, "q_norm"), (k, "k_norm")))
-    mixed = attend(rotate(q, rotation), rotate(k, rotation), v, causal=True, kind=config.attention, **options)
+    mixed = mix(rotate(q, rotation), rotate(k, rotation), v, causal=True, kind=config.attention, **options)
     return project("bsnh,nhd->bsd", mixed, weights["o"], weights.get("o_bias"))
 
 

@@ -84,14 +84,24 @@ class Yarn:
 Scaling = Linear | Llama3 | Yarn
 
 
-def make_rotation(seq: int, head_dim: int, theta: float, scaling: Scaling | None = None) -> PyTree:
-    """Returns cosine and sine of the angle of each position and pair, both (seq, 1, head_dim / 2)."""
+def make_rotation(
+    positions: int | Array, head_dim: int, theta: float, scaling: Scaling | None = None
+) -> tuple[Array, Array]:
+    """Returns cosine and sine of the angle of each position and pair, both (seq, 1, head_dim / 2).
+
+    Args:
+        positions: The position of each token, (seq,), or how many there are from 0 on.
+        head_dim: The width of a head.
+        theta: The base of the wavelengths.
+        scaling: What makes these longer.
+    """
     half = head_dim // 2
+    places = jnp.arange(positions) if isinstance(positions, int) else positions
     if scaling is None:
-        angles = jnp.arange(seq)[:, None, None] * theta ** (-jnp.arange(half) / half)
+        angles = places[:, None, None] * theta ** (-jnp.arange(half) / half)
         return jnp.cos(angles), jnp.sin(angles)
     frequencies = scaling.scaled(theta ** (-np.arange(half) / half), theta)
-    angles = jnp.arange(seq)[:, None, None] * jnp.asarray(frequencies, jnp.float32)
+    angles = places[:, None, None] * jnp.asarray(frequencies, jnp.float32)
     return scaling.magnitude * jnp.cos(angles), scaling.magnitude * jnp.sin(angles)
 
 

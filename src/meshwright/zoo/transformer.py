@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from meshwright.zoo.attention import attend
+from meshwright.zoo.attention import Mix, attend
 from meshwright.zoo.draw import normal, split
 from meshwright.zoo.layers import Array, PyTree, init_layer_norm, layer_norm, project
 from meshwright.zoo.losses import mean_token_loss
@@ -54,13 +54,16 @@ def init_layer(key: Array, d: int, heads: int, ffn: int, kv_heads: int | None = 
     return init_attention(attention_key, d, heads, kv_heads) | init_mlp(mlp_key, d, ffn)
 
 
-def embed(params: PyTree, tokens: Array, first: int = 0) -> Array:
+def embed(params: PyTree, tokens: Array, first: int = 0, positions: Array | None = None) -> Array:
     """Adds the embeddings of tokens and of their positions, if these are learned, B S to B S D.
 
-    The first token's position is row `first` of the table.
+    Position 0 is row `first` of the table; `positions` are those of the tokens, (S,), or None for 0, 1, 2 and so on.
     """
     x = params["embed"][tokens]
-    return x + params["positions"][first : first + tokens.shape[1]] if "positions" in params else x
+    if "positions" not in params:
+        return x
+    rows = slice(first, first + tokens.shape[1]) if positions is None else first + positions
+    return x + params["positions"][rows]
 
 
 def pre_norm_layer(weights: PyTree, x: Array, *, causal: bool, kind: str | None) -> Array:
@@ -70,10 +73,10 @@ def pre_norm_layer(weights: PyTree, x: Array, *, causal: bool, kind: str | None)
 
 
 @jax.named_scope("attention")
-def attention(weights: PyTree, x: Array, *, causal: bool, kind: str | None) -> Array:
+def attention(weights: PyTree, x: Array, *, causal: bool, kind: str | None, mix: Mix = attend) -> Array:
     """Multi-head attention of a `kind` of `zoo.attention`, B S D to B S D; the caller applies the norm."""
     q, k, v = (project("bsd,dnh->bsnh", x, weights[name], weights[f"{name}_bias"]) for name in "qkv")
-    mixed = attend(q, k, v, causal=causal, kind=kind)
+    mixed = mix(q, k, v, causal=causal, kind=kind)
     return project("bsnh,nhd->bsd", mixed, weights["o"], weights["o_bias"])
 
 
