@@ -15,12 +15,11 @@ def read(weight, path, shape, tensors, index):
     """The part of a parameter, and the number of elements of tensors that were read for it."""
     read_elements = []
 
-    def source(name, slices):
-        part = tensors[name][slices]
-        read_elements.append(part.size)
-        return part
+    def fill(name, slices, target):
+        target[...] = tensors[name][slices]
+        read_elements.append(target.size)
 
-    return place((weight,), path, shape).read(index, np.dtype(np.float32), source), sum(read_elements)
+    return place((weight,), path, shape).read(index, np.dtype(np.float32), fill), sum(read_elements)
 
 
 def test_heads_are_split_and_moved_and_only_the_asked_are_read():

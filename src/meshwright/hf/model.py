@@ -1,9 +1,7 @@
 """`mw.hf.load`: a model of Hugging Face as a model of the zoo, whose parameters each device reads its own parts of."""
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -11,8 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.tree_util import tree_flatten_with_path, tree_unflatten
 
 from meshwright.errors import CheckpointError
@@ -20,17 +16,15 @@ from meshwright.hf.architectures import Architecture
 from meshwright.hf.configuration import folder_of, read_config
 from meshwright.hf.layout import Place, path_of
 from meshwright.hf.layout import place as place_of
+from meshwright.hf.reading import read_parameters, stored_dtype
 from meshwright.hf.targets import Target, targets
 from meshwright.hf.tensors import Tensors
 from meshwright.hf.tokenizer import Tokenizer, read_tokenizer
 from meshwright.progress import progress
-from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding
-from meshwright.runtime.stages.placing import absent, is_here
 from meshwright.zoo.example import Example, of_config
 from meshwright.zoo.options import DTYPES
 
 PyTree = Any
-_READERS = 4  # threads that read at the same time
 
 
 @dataclass(frozen=True)
@@ -55,11 +49,9 @@ class Model:
     @cached_property
     def params(self) -> PyTree:
         """The parameters, read when they are first asked for."""
-        places, found = self._places, self._targets
         with progress() as say:
             say(f"reading {self.path}")
-            with ThreadPoolExecutor(_READERS) as readers:
-                arrays = list(readers.map(self._array, places, found))
+            arrays = read_parameters(self._places, self._targets, self.tensors, self.param_dtype)
         return tree_unflatten(self._tree, arrays)
 
     def forward(self, params: PyTree, input_ids: Any) -> jax.Array:
@@ -69,7 +61,7 @@ class Model:
     def example(self, batch: int, seq: int) -> Example:
         """The model with a train step, as `zoo.build` gives it: `train_step`, and the types of `state` and `batch`."""
         about = f"{self.architecture.model_type} of {self.path}"
-        dtype = self.param_dtype or str(self._dtype(self._places[0]))
+        dtype = self.param_dtype or str(stored_dtype(self._places[0], self.tensors))
         return of_config(self.path.resolve().name, about, self.config, batch, seq, dtype)
 
     @cached_property
@@ -103,38 +95,6 @@ class Model:
             if target.shape not in (None, place.shape):
                 raise CheckpointError(f"like: {place.path} has shape {target.shape}, and the model's has {place.shape}")
         return found
-
-    def _dtype(self, place: Place) -> np.dtype:
-        """The dtype of a parameter in the checkpoint."""
-        return self.tensors.all[next(place.tensors())[0]].dtype
-
-    def _array(self, place: Place, target: Target) -> jax.Array | LayerStack:
-        """One parameter, on the devices of its sharding; each reads its own part."""
-        dtype = np.dtype(target.dtype or self.param_dtype or self._dtype(place))
-
-        def read(index: tuple[slice, ...]) -> np.ndarray:
-            return place.read(index, dtype, self.tensors.read)
-
-        sharding = target.sharding or SingleDeviceSharding(jax.local_devices()[0])
-        if not isinstance(sharding, StackSharding):
-            return _made(place.shape, dtype, sharding, read)
-        pieces = []
-        for (first, last), own in zip(sharding.bounds, sharding.pieces, strict=True):
-            shape = (last - first, *place.shape[1:])
-            pieces.append(_made(shape, dtype, own, partial(_read_layers, read, first, last - first)))
-        return LayerStack(pieces, sharding)
-
-
-def _read_layers(read: Callable[..., np.ndarray], first: int, count: int, index: tuple[slice, ...]) -> np.ndarray:
-    """A part of `count` layers of a stack, from the layer `first` on."""
-    low, high, _ = index[0].indices(count)
-    return read((slice(first + low, first + high), *index[1:]))
-
-
-def _made(shape: tuple[int, ...], dtype: np.dtype, sharding: Any, read: Callable[..., np.ndarray]) -> jax.Array:
-    if isinstance(sharding, NamedSharding) and not is_here(sharding):
-        return absent(jax.ShapeDtypeStruct(shape, dtype), sharding)
-    return jax.make_array_from_callback(shape, sharding, read, dtype=dtype)
 
 
 def find_places(architecture: Architecture, shapes: PyTree, tensors: Tensors | None) -> list[Place]:

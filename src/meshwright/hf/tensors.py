@@ -1,12 +1,13 @@
 """The tensors of a checkpoint's safetensors files: their shapes and dtypes, and reading parts of them."""
 
+import json
 import re
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from io import FileIO
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,18 +19,18 @@ from meshwright.hf.configuration import nearest, read_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-#: What one handle reads before it is opened again. A file is mapped, and its pages count as this process's memory
-#: until the handle is closed.
-_MAPPED_BYTES = 2**28
+_BLOCK = 2**22  # bytes that are read at a time where not all of them are asked for
+_GAP = 2**16  # bytes that are not asked for and are read nevertheless, which is quicker than to read around them
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: its file, shape and dtype, as the file's header says."""
+    """One tensor: its file, shape, dtype and the position of its first byte, as the file's header says."""
 
     file: Path
     shape: tuple[int, ...]
     kind: str
+    offset: int
 
     @property
     def dtype(self) -> np.dtype:
@@ -45,7 +46,6 @@ class Tensors:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._handles = threading.local()
 
     @cached_property
     def all(self) -> dict[str, Tensor]:
@@ -72,19 +72,28 @@ class Tensors:
         path = self.folder / file
         if not path.exists():
             raise CheckpointError(f"{self.folder / INDEX} names {file}, which is missing; download it")
-        with opened(path) as shard:
-            return {name: _described(path, shard.get_slice(name)) for name in shard.keys()}  # noqa: SIM118
+        check_file(path)
+        with path.open("rb") as shard:
+            size = int.from_bytes(shard.read(8), "little")
+            header = json.loads(shard.read(size))
+        header.pop("__metadata__", None)
+        return {
+            name: Tensor(path, tuple(one["shape"]), one["dtype"], 8 + size + one["data_offsets"][0])
+            for name, one in header.items()
+        }
 
-    def read(self, name: str, slices: tuple[slice, ...]) -> np.ndarray:
-        """A part of one tensor."""
+    def fill(self, name: str, slices: tuple[slice, ...], target: np.ndarray) -> None:
+        """Reads a part of one tensor into a contiguous array; other bytes of the file are hardly read.
+
+        Files are not mapped: pages that are mapped count as this process's memory, and are read a few at a time.
+        """
         tensor = self.all[name]
-        handles = self._handles.__dict__
-        handle, left = handles.get("open", {}).get(tensor.file, (None, 0))
-        if left <= 0:
-            handle, left = opened(tensor.file), _MAPPED_BYTES
-        part: np.ndarray = handle.get_slice(name)[slices]
-        handles["open"] = {tensor.file: (handle, left - max(part.nbytes, 1))}
-        return part
+        try:
+            with tensor.file.open("rb", buffering=0) as file:
+                box = [part.indices(size)[:2] for part, size in zip(slices, tensor.shape, strict=True)]
+                _fill(file, tensor, box, target)
+        except OSError as error:
+            raise CheckpointError(f"{tensor.file} cannot be read: {error.strerror or error}") from None
 
     def check_names(self, expected: Iterable[str], unused: Iterable[str], where: str) -> None:
         """Refuses a checkpoint that lacks a tensor, or has one that the model does not."""
@@ -100,15 +109,50 @@ class Tensors:
             )
 
 
-def opened(path: Path) -> Any:
-    """An open safetensors file; a `CheckpointError` if it is damaged."""
+def _fill(file: FileIO, tensor: Tensor, box: list[tuple[int, int]], target: np.ndarray) -> None:
+    """Reads the elements of a box: in one go where they follow each other closely, else in halves."""
+    strides = [tensor.dtype.itemsize * prod(tensor.shape[dim + 1 :]) for dim in range(len(box))]
+    counts = [high - low for low, high in box]
+    reach = [(count - 1) * stride for count, stride in zip(counts, strides, strict=True)]
+    span = sum(reach) + tensor.dtype.itemsize
+    start = tensor.offset + sum(low * stride for (low, _), stride in zip(box, strides, strict=True))
+    if target.nbytes == 0:
+        return
+    assert target.flags.c_contiguous
+    if span == target.nbytes:
+        _read(file, start, target.reshape(-1).view(np.uint8))
+        return
+    gaps = (strides[dim] - sum(reach[dim + 1 :]) for dim, count in enumerate(counts) if count > 1)
+    if span <= _BLOCK and max(gaps) <= _GAP:
+        between = np.empty(span, np.uint8)
+        _read(file, start, between)
+        bits = np.dtype(f"u{tensor.dtype.itemsize}")  # NumPy copies bfloat16 one by one
+        target.view(bits)[...] = np.ndarray(counts, bits, between, strides=strides)
+        return
+    dim = next(dim for dim, count in enumerate(counts) if count > 1)
+    low, high = box[dim]
+    middle = (low + high) // 2
+    for part in ((low, middle), (middle, high)):
+        half = target[(slice(None),) * dim + (slice(part[0] - low, part[1] - low),)]
+        _fill(file, tensor, [*box[:dim], part, *box[dim + 1 :]], half)
+
+
+def _read(file: FileIO, start: int, target: np.ndarray) -> None:
+    """Fills bytes with those of a file from a position on."""
+    file.seek(start)
+    left = memoryview(target.data)
+    while left:
+        count = file.readinto(left)
+        if not count:
+            raise CheckpointError(f"{file.name} ends early: it changed while it was read; download it again")
+        left = left[count:]
+
+
+def check_file(path: Path) -> None:
+    """Refuses a file that is damaged: a header that is none, or that does not describe the whole file."""
     try:
-        return safe_open(path, framework="numpy")
+        safe_open(path, framework="numpy")
     except SafetensorError as error:
         raise CheckpointError(f"{path} is damaged or truncated ({error}); download it again") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}; check its permissions") from None
-
-
-def _described(path: Path, part: Any) -> Tensor:
-    return Tensor(path, tuple(part.get_shape()), part.get_dtype())
