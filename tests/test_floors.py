@@ -45,6 +45,7 @@ FLOORS = (
     "zoo",
     "hf",
     "trainer",
+    "serving",
     "validation",
     "warm",
     "cli __main__",

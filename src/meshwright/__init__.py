@@ -19,6 +19,7 @@ _PUBLIC = {
     "ProblemError": "errors",
     "ProcessError": "errors",
     "RuleError": "errors",
+    "ServingError": "errors",
     "ShardingError": "errors",
     "SimulationError": "errors",
     "TraceError": "errors",
@@ -58,6 +59,8 @@ _PUBLIC = {
     "explore": "exploration.explore",
     "simulate": "simulator.simulate",
     "find_blocks": "blocks",
+    "Slo": "serving.planning.promise",
+    "Traffic": "serving.planning.traffic",
 }
 
 _FOLDERS = ("hf",)  # packages whose names are used through this one, such as `mw.hf.load`

@@ -68,6 +68,10 @@ class TrainingError(MeshwrightError, ValueError):
     """A training run that cannot begin or continue as its settings say; the message names the setting or the file."""
 
 
+class ServingError(MeshwrightError, ValueError):
+    """A request, load, promise or model that cannot be served as asked; the message says what would do."""
+
+
 class CheckpointError(MeshwrightError, RuntimeError):
     """A state that could not be saved or restored; what was saved earlier is intact."""
 

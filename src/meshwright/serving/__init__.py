@@ -1,0 +1,1 @@
+"""Serving of language models: what is promised, planned, simulated and run."""
