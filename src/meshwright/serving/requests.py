@@ -1,0 +1,86 @@
+"""What a client asks of an engine, what comes back token by token, and how an engine refuses."""
+
+import math
+from dataclasses import dataclass
+
+from meshwright.errors import MeshwrightError
+
+#: The most likely tokens that may be asked for beside each token; OpenAI's own limit.
+MOST_LOGPROBS = 20
+
+
+class ServingError(MeshwrightError, ValueError):
+    """A request, limit or setting of serving that cannot be used; the message names it."""
+
+
+class Overloaded(ServingError):
+    """The queue is full: the request was not taken, and may be sent again later.
+
+    Attributes:
+        retry_after_s: After how many seconds it is worth trying again.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineStopped(MeshwrightError, RuntimeError):
+    """The engine has ended, or is ending, while requests were open."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of one request are chosen, and when it ends.
+
+    Attributes:
+        max_tokens: The most tokens to generate.
+        min_tokens: No token ends the text before there are so many.
+        temperature: 0 takes the likeliest token.
+        top_k: Only so many of the likeliest tokens are drawn from; 0 means all.
+        top_p: Only the likeliest tokens that together have this probability are drawn from.
+        seed: Requests with the same seed and prompt get the same tokens; None draws one.
+        logprobs: For how many of the likeliest tokens, beside the one taken, the logarithm of the probability is given;
+            None gives no probabilities at all.
+        stop_token_ids: Tokens that end the text, beside the model's own.
+        ignore_eos: Whether the model's own token of the end is a token like any other.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        _check("min_tokens", self.min_tokens, 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens")
+        _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number from 0")
+        _check("top_k", self.top_k, self.top_k >= 0, "at least 1, or 0 for all tokens")
+        _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
+        if self.logprobs is not None:
+            _check("logprobs", self.logprobs, 0 <= self.logprobs <= MOST_LOGPROBS, f"between 0 and {MOST_LOGPROBS}")
+
+
+def _check(name: str, value: float, legal: bool, text: str) -> None:
+    if not legal:
+        raise ServingError(f"{name} is {value}; give {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token.
+
+    Attributes:
+        id: Its number.
+        logprob: The logarithm of its probability, None where it was not asked for.
+        top: The likeliest tokens at its place with the same of each, the likeliest first.
+    """
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
