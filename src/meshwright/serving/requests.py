@@ -84,3 +84,34 @@ class Token:
     id: int
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How an engine does at one moment; counts grow from its start.
+
+    Attributes:
+        running: Requests in the batch.
+        waiting: Requests in the queue.
+        slots: The most requests in the batch.
+        blocks_used: Blocks of the cache that requests use.
+        blocks: All blocks of the cache.
+        tokens_in: Tokens of prompts that were let in.
+        prefix_hits: How many of these were found in the cache.
+        tokens_out: Tokens generated.
+        preemptions: How often a request gave up its blocks.
+        steps: Steps so far.
+        step_s: The time of a step, averaged over the last ones.
+    """
+
+    running: int
+    waiting: int
+    slots: int
+    blocks_used: int
+    blocks: int
+    tokens_in: int
+    prefix_hits: int
+    tokens_out: int
+    preemptions: int
+    steps: int
+    step_s: float
