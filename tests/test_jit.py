@@ -24,29 +24,6 @@ from meshwright.solver.reductions.simplify import simplify
 from meshwright.solver.tuning import Tuning
 from meshwright.solver.warm import example
 
-SCRIPT = """
-import sys
-import numba, numpy as np
-import meshwright.jit
-assert "numba.np.arraymath" in sys.modules
-assert not any(name.startswith("scipy.linalg") for name in sys.modules), "loaded"
-
-@numba.njit
-def product(a, b):
-    return np.dot(a, b)
-
-print(product(np.eye(2), np.full((2, 2), 3.0)).sum())
-import scipy.linalg, scipy.linalg.cython_blas
-print(scipy.linalg.det(np.eye(3)), scipy.linalg.cython_blas.__name__)
-"""
-
-
-@pytest.mark.slow
-def test_blas_is_found_without_running_scipy_linalg():
-    found = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.split() == ["12.0", "1.0", "scipy.linalg.cython_blas"]
-
 
 @inline(plain=lambda numbers: numbers.sum())
 def _sum(numbers):
@@ -64,7 +41,7 @@ def _mean(numbers):
 @pytest.fixture
 def fresh():
     """A kernel without machine code, in this process or on disk."""
-    made = kernel(_mean.py_func)
+    made = kernel(_mean.function)
     made._is_on_disk = lambda: False
     return made
 
@@ -72,19 +49,19 @@ def fresh():
 def test_a_kernel_is_interpreted_until_that_took_as_long_as_compiling(fresh):
     before = len(compiling.names)
     assert fresh(np.arange(5)) == (2.0, 5)
-    assert not fresh.overloads and fresh.spent_s > 0
+    assert not fresh.machine_code.overloads and fresh.spent_s > 0
     assert all(type(part) in (int, float) for part in fresh(np.arange(5)))
     fresh.spent_s = fresh.patience_s
     assert fresh(np.arange(5)) == (2.0, 5)
-    assert len(fresh.overloads) == 1 and compiling.names[before:] == [fresh.name]
+    assert len(fresh.machine_code.overloads) == 1 and compiling.names[before:] == [fresh.name]
 
 
 def test_what_is_large_or_must_not_be_interpreted_is_compiled(fresh, monkeypatch):
     monkeypatch.setattr(jit, "_MOST_ELEMENTS", 4)
     assert fresh(np.arange(5)) == (2.0, 5)
-    assert fresh.overloads and fresh.spent_s == 0
-    never = kernel(interpretable=False)(_mean.py_func)
-    assert never(np.arange(5)) == (2.0, 5) and never.overloads
+    assert fresh.machine_code.overloads and fresh.spent_s == 0
+    never = kernel(interpretable=False)(_mean.function)
+    assert never(np.arange(5)) == (2.0, 5) and never.machine_code.overloads
 
 
 def test_the_clock_of_solves_stands_still_while_kernels_are_compiled(fresh):
@@ -109,11 +86,11 @@ def _count(numbers):
 
 
 def test_a_call_that_takes_too_long_is_abandoned_and_begins_again_compiled():
-    made, numbers = kernel(pauses=True)(_count.py_func), np.arange(5)
+    made, numbers = kernel(pauses=True)(_count.function), np.arange(5)
     made._is_on_disk = lambda: False
-    assert made(numbers) == 15 and not made.overloads
+    assert made(numbers) == 15 and not made.machine_code.overloads
     made.patience_s = made.spent_s + 1e-12
-    assert made(numbers) == 20 and made.overloads
+    assert made(numbers) == 20 and made.machine_code.overloads
     assert numbers.tolist() == [2, 3, 4, 5, 6]  # what the abandoned call had changed is as it was before
 
 
@@ -223,6 +200,42 @@ def test_plans_do_not_depend_on_whether_kernels_are_compiled():
     assert _interpreted(planned) == _compiled(planned)
 
 
+LIMIT = 3
+
+
+def _plus(number):
+    return number + 1
+
+
+@inline(plain=_plus)
+def _next(number):
+    return number + 1
+
+
+@kernel
+def _stepped(numbers):
+    return _next(numbers[0]) + LIMIT
+
+
+def test_machine_code_is_stale_when_what_a_kernel_calls_or_names_has_changed(monkeypatch):
+    def stamp():
+        return jit._stamp(_stepped.function, _stepped.options)
+
+    before = stamp()
+    assert stamp() == before
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "LIMIT", 4)
+        assert stamp() != before
+    with monkeypatch.context() as patch:
+        patch.setattr(_next, "py_func", lambda number: number + 2)
+        assert stamp() != before
+    with monkeypatch.context() as patch:
+        patch.setattr(_stepped, "options", {**_stepped.options, "fastmath": False})
+        assert stamp() != before
+    monkeypatch.setitem(globals(), "_plus", None)  # what only interprets
+    assert stamp() == before
+
+
 def test_an_index_that_cannot_be_read_is_removed_and_counts_as_none(tmp_path):
     """Its keys name classes; those of an earlier version may have moved."""
 
@@ -232,8 +245,8 @@ def test_an_index_that_cannot_be_read_is_removed_and_counts_as_none(tmp_path):
         def _load_index(self):
             raise AttributeError("Can't get attribute 'Model'")
 
-    made = kernel(_mean.py_func)
-    made._cache._cache_file = Stale()
+    made = kernel(_mean.function)
+    made.machine_code._cache._cache_file = Stale()
     (tmp_path / "kernel.nbi").write_bytes(b"stale")
     assert not made.is_kept
     assert not (tmp_path / "kernel.nbi").exists()

@@ -7,25 +7,23 @@ time of the first use, at best it saves all of the compilation. Interpreted and 
 no sum is reordered or contracted. A call whose work depends on more than the sizes of its arguments may be abandoned
 where it calls `pause`, and begins again compiled.
 
-Machine code is cached on disk. A change of any file with kernels in the same folder invalidates it.
+Machine code is cached on disk. A change of the bytecode of a kernel, or of what it calls or names, invalidates it.
 """
 
 import dis
 import hashlib
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from types import ModuleType
+from types import CodeType
 from typing import Any
 
 import numba
 import numpy as np
-import scipy
 
 from meshwright import background_compile
 
@@ -40,31 +38,6 @@ _MOST_ELEMENTS = 4_000_000  # in the arguments of an interpreted call: one pass 
 # vectorises loops over such indices if they compare with `if` rather than call `min`. It would vectorise slices too,
 # but those cost more than they gain where nodes have few states.
 place = np.uint64
-
-
-def _find_blas() -> None:
-    """Lets numba find BLAS without importing scipy.linalg, which takes 0.2 s and which no kernel here uses.
-
-    Before it compiles its first kernel, numba imports one extension module of that package to see whether it exists. An
-    empty package replaces scipy.linalg during that import and is removed afterwards, so that later imports of
-    scipy.linalg are not affected.
-    """
-    package = "scipy.linalg"
-    if package in sys.modules or threading.active_count() > 1:  # another thread might be about to import it
-        return
-    stand_in = ModuleType(package)
-    stand_in.__path__ = [str(Path(scipy.__path__[0], "linalg"))]
-    sys.modules[package] = stand_in
-    try:
-        import numba.np.arraymath  # noqa: F401
-    finally:
-        del sys.modules[package]
-        sys.modules.pop(f"{package}.cython_blas", None)
-
-
-_find_blas()
-
-from numba.core.registry import CPUDispatcher  # noqa: E402
 
 
 class _Here(threading.local):
@@ -130,39 +103,60 @@ class _Overtime(Exception):
     """A kernel was interpreted for as long as compiling it takes."""
 
 
-class Kernel(CPUDispatcher):
+class Kernel:
     """A function that is interpreted until compiling it is worthwhile.
 
     Attributes:
+        function: The Python function that is compiled.
         plain: The Python function that runs where the kernel is interpreted.
         interpretable: Whether it may be interpreted.
         pauses: Whether it calls `pause`, so that an interpreted call may be abandoned.
+        options: How numba compiles it.
         spent_s: CPU time for which it was interpreted, including the functions that it called.
     """
 
-    plain: Callable
-    interpretable: bool
-    pauses: bool
-    spent_s = 0.0
-    _kept = False
-    _cache: Any
+    def __init__(
+        self, function: Callable, *, plain: Callable, interpretable: bool, pauses: bool, options: Mapping[str, Any]
+    ) -> None:
+        self.__doc__, self.__wrapped__ = function.__doc__, function
+        self.function, self.plain = function, plain
+        self.interpretable, self.pauses, self.options = interpretable, pauses, options
+        self.spent_s = 0.0
+        self._is_kept = False
+
+    @cached_property
+    def machine_code(self) -> Any:
+        """What numba makes of it, for as many types of arguments as it is called with.
+
+        numba keeps machine code until the file of the function changes, and would keep it when only a callee does.
+        """
+        dispatcher = numba.njit(cache=True, **self.options)(self.function)
+        index: Any = getattr(dispatcher._cache, "_cache_file", None)
+        if hasattr(index, "_source_stamp"):
+            index._source_stamp = _stamp(self.function, self.options)
+        return dispatcher
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What it is to numba where another kernel calls it: the function that numba compiles."""
+        return self.machine_code._numba_type_
 
     @property
     def name(self) -> str:
-        return f"{self.py_func.__module__.removeprefix('meshwright.')}.{self.py_func.__name__}"
+        return f"{self.function.__module__.removeprefix('meshwright.')}.{self.function.__name__}"
 
     @property
     def is_kept(self) -> bool:
         """Whether its machine code exists, in this process or on disk."""
-        self._kept = self._kept or bool(self.overloads) or self._is_on_disk()
-        return self._kept
+        self._is_kept = self._is_kept or bool(self.machine_code.overloads) or self._is_on_disk()
+        return self._is_kept
 
     def _is_on_disk(self) -> bool:
         path = self.index_path
         if path is None or not path.exists():
             return False
         try:
-            return bool(self._cache._cache_file._load_index())
+            return bool(self.machine_code._cache._cache_file._load_index())
         except Exception:  # an index of an earlier version of numba, which numba itself could not read either
             path.unlink(missing_ok=True)
             return False
@@ -170,33 +164,37 @@ class Kernel(CPUDispatcher):
     @cached_property
     def index_path(self) -> Path | None:
         """The file that lists its machine code on disk; None where no folder can be written."""
-        file: Any = getattr(self._cache, "_cache_file", None)
-        return None if file is None else Path(file._index_path)
+        index: Any = getattr(self.machine_code._cache, "_cache_file", None)
+        return None if index is None else Path(index._index_path)
 
     @cached_property
     def patience_s(self) -> float:
         """An estimate of its compile time."""
-        return _COMPILE_S * _num_instructions(self.py_func, set())
-
-    def _compile_for_args(self, *args: Any, **named: Any) -> Callable:
-        """Returns what a call runs; numba calls this for types of arguments for which it has no machine code."""
-        if _here.noted is not None and not _here.interpreting:
-            needed = Needed(self, tuple(map(self.typeof_pyval, args)))
-            _here.noted.setdefault(str(needed), needed)
-            return self._interpret
-        if _here.interpreting and (self.interpretable or _here.noted is not None):
-            return self.plain
-        if self.interpretable and not self.is_kept and self.spent_s < self.patience_s and _is_small(args):
-            return self._interpret
-        if not self.is_kept:
-            background_compile.start()
-        with compiling.making(self), background_compile.claimed(self.lock_path):
-            return super()._compile_for_args(*args, **named)  # type: ignore[misc]
+        return _COMPILE_S * _num_instructions(self.function, set())
 
     @property
     def lock_path(self) -> Path | None:
         """The lock file of whoever compiles it; None where it needs none."""
         return None if self.index_path is None or self.is_kept else self.index_path.with_suffix(".lock")
+
+    def __call__(self, *args: Any) -> Any:
+        if not self.machine_code.overloads:
+            if _here.noted is not None and not _here.interpreting:
+                needed = Needed(self, self._types(args))
+                _here.noted.setdefault(str(needed), needed)
+                return self._interpret(*args)
+            if _here.interpreting and (self.interpretable or _here.noted is not None):
+                return self.plain(*args)
+            if self.interpretable and not self.is_kept and self.spent_s < self.patience_s and _is_small(args):
+                return self._interpret(*args)
+            if not self.is_kept:
+                background_compile.start()
+            with compiling.making(self), background_compile.claimed(self.lock_path):
+                self.machine_code.compile(self._types(args))
+        return self.machine_code(*args)
+
+    def _types(self, args: tuple) -> tuple:
+        return tuple(map(self.machine_code.typeof_pyval, args))
 
     def _interpret(self, *args: Any) -> Any:
         if _here.interpreting:
@@ -233,7 +231,7 @@ class Needed:
         """Compiles it to disk, unless that is done or another process is doing it."""
         with background_compile.claimed(self.kernel.lock_path, patient=False) as free:
             if free:
-                self.kernel.compile(self.types)
+                self.kernel.machine_code.compile(self.types)
 
 
 @contextmanager
@@ -268,14 +266,8 @@ def kernel(
         return lambda function: kernel(function, plain=plain, interpretable=interpretable, pauses=pauses, nan=nan)
     if _disabled():
         return plain or function
-    options = {"nopython": True, "boundscheck": None, "fastmath": not nan and _FASTMATH, "nogil": True}
-    made = Kernel(function, {}, options)
-    made.plain, made.interpretable, made.pauses = plain or function, interpretable, pauses
-    made.enable_caching()
-    cache_file: Any = getattr(made._cache, "_cache_file", None)
-    if hasattr(cache_file, "_source_stamp"):
-        cache_file._source_stamp = _stamp(Path(function.__code__.co_filename).parent)
-    return made
+    options = {"boundscheck": None, "fastmath": not nan and _FASTMATH, "nogil": True}
+    return Kernel(function, plain=plain or function, interpretable=interpretable, pauses=pauses, options=options)
 
 
 def _disabled() -> bool:
@@ -311,18 +303,43 @@ def pause():
     """A place at which an interpreted kernel may be abandoned; nothing in machine code."""
 
 
-@cache
-def _stamp(folder: Path) -> str:
-    """A digest of all kernels that a kernel may call, which are those of its folder.
-
-    numba itself checks only the file of the kernel, and would keep stale machine code after a change of a callee.
-    """
-    digest = hashlib.sha256(repr(sorted(_FASTMATH)).encode())
-    for path in sorted(folder.glob("*.py")):
-        text = path.read_bytes()
-        if b"@kernel" in text or b"@inline" in text:
-            digest.update(text)
+def _stamp(function: Callable, options: Mapping[str, Any]) -> str:
+    """A digest of what a kernel's machine code is made of: how, its bytecode, its callees and the numbers they name."""
+    fastmath = sorted(options["fastmath"] or ())
+    digest = hashlib.sha256(repr((fastmath, options["boundscheck"], options["nogil"])).encode())
+    for part in _sources(function, set()):
+        digest.update(part)
     return digest.hexdigest()
+
+
+def _sources(function: Callable, seen: set[Callable]) -> Iterator[bytes]:
+    seen.add(function)
+    names: dict[str, None] = {}
+    for code in _codes(function.__code__):
+        plain = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
+        yield code.co_code + repr((plain, code.co_names, code.co_varnames)).encode()
+        names |= dict.fromkeys(code.co_names)
+    for name in names:
+        value = function.__globals__.get(name)
+        callee = _compiled_function(value)
+        if callee is None:
+            described = value if isinstance(value, int | float | str | tuple) else getattr(value, "_fields", None)
+            yield repr((name, described)).encode()
+        elif callee not in seen:
+            yield from _sources(callee, seen)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The bytecode of a function, and that of the comprehensions within."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _compiled_function(value: Any) -> Callable | None:
+    """The Python function that is compiled where a kernel calls this value; None if it is neither kernel nor helper."""
+    return value.function if isinstance(value, Kernel) else getattr(value, "py_func", None)
 
 
 def _num_instructions(function: Callable, seen: set[Callable]) -> int:
@@ -330,12 +347,12 @@ def _num_instructions(function: Callable, seen: set[Callable]) -> int:
     total = 0
     for instruction in dis.get_instructions(function):
         total += 1
-        callee = function.__globals__.get(instruction.argval) if instruction.opname == "LOAD_GLOBAL" else None
-        inner = getattr(callee, "py_func", None)
-        if inner is not None and inner not in seen:
-            if isinstance(callee, Kernel):
-                seen.add(inner)
-            total += _num_instructions(inner, seen)
+        value = function.__globals__.get(instruction.argval) if instruction.opname == "LOAD_GLOBAL" else None
+        callee = _compiled_function(value)
+        if callee is not None and callee not in seen:
+            if isinstance(value, Kernel):
+                seen.add(callee)
+            total += _num_instructions(callee, seen)
     return total
 
 
