@@ -108,6 +108,27 @@ class Plan(PlanData):
 
         dump(self, Path(folder), function, args)
 
+    def export(self, to: str = "jax", path: str | Path = "sharding_plan.py") -> Path:
+        """Writes the plan for code that does not use Meshwright: one Python file, which needs JAX alone.
+
+        The file holds the mesh, a ``PartitionSpec`` for every parameter by its path, those of activations by scope, the
+        microbatches, what is recomputed and XLA's options, and the few functions that apply them.
+
+        Args:
+            to: What the code is written in: ``"jax"``.
+            path: The file.
+
+        Returns:
+            The file.
+
+        Raises:
+            OutputError: The plan is a pipeline, which is several programs; or the file cannot be written.
+        """
+        from meshwright.export.jax_file import export
+
+        export(self, to, Path(path))
+        return Path(path)
+
     def simulate(self, cluster: "Cluster | str | None" = None) -> "Simulation":
         """Simulates one step, event by event: see `mw.simulate`."""
         from meshwright.simulator.simulate import simulate
@@ -147,13 +168,15 @@ class Plan(PlanData):
             compiler_options: XLA's options by name.
 
         Returns:
-            Collectives by kind and axes, memory and flops, planned and compiled; of a pipeline those of each stage,
-            and what stages send each other. `rematerialized` lists the values that XLA gathers whole because it knows
-            no better way to reshard them. Print it.
+            Collectives by kind and axes, memory and flops, planned and compiled, and on accelerators which collectives
+            run beside compute; of a pipeline those of each stage, and what stages send each other. `rematerialized`
+            lists the values that XLA gathers whole because it knows no better way to reshard them. Print it.
         """
         from meshwright.runtime.checking.verify import verify
+        from meshwright.simulator.hidden import hidden_bytes
 
-        return verify(self, function, args, devices, compiler_options)
+        hidden = None if self.stages or self.mesh.is_abstract else hidden_bytes(self)
+        return verify(self, function, args, devices, compiler_options, hidden)
 
     def rehearse(
         self, function: Any = None, *args: Any, device: Any = None, steps: int = 10, segments: bool = True

@@ -1,4 +1,4 @@
-"""The commands that show a plan: show, explain, diff, report, dump. None of them loads JAX."""
+"""The commands that show a plan: show, explain, diff, report, dump, export. None but the last loads JAX."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +82,16 @@ def dump_command(
     """Write everything there is to know about a plan into a folder."""
     meshwright.Plan.load(plan).dump(folder)
     note(f"wrote {folder}")
+
+
+def export_command(
+    plan: PlanArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")] = Path("sharding_plan.py"),
+    to: Annotated[str, typer.Option(help="What it is written in: jax.")] = "jax",
+) -> None:
+    """Write a plan as one Python file of plain JAX, for code that does not use Meshwright."""
+    meshwright.Plan.load(plan).export(to, output)
+    note(f"wrote {output}")
 
 
 # The functions behind these commands for plain strings, with the number of arguments of each.

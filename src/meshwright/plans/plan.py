@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
+from meshwright.plans.compiler_options import options_of, platform_of
 from meshwright.plans.operations import Collective as Collective
 from meshwright.plans.operations import OpPlan as OpPlan
 from meshwright.plans.paths import match_paths, nearest
@@ -171,6 +172,11 @@ class PlanData:
     def step_s(self) -> float:
         """Predicted time of one step, compute and communication one after the other."""
         return self.cost.total
+
+    @property
+    def compiler_options(self) -> dict[str, str | int | bool]:
+        """The options of XLA that the plan counts on; `mw.parallelize` compiles with them."""
+        return dict(options_of(platform_of(self.mesh.chip)))
 
     @property
     def in_shardings(self) -> Any:

@@ -24,6 +24,7 @@ from meshwright import jax_compat
 from meshwright.errors import ClusterError, ShardingError, TraceError
 from meshwright.graph.tracing.call import Leaves, call_abstractly
 from meshwright.graph.tracing.planned_mesh import planned
+from meshwright.plans.compiler_options import options_of
 from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.tensor import Tensor
 from meshwright.runtime import interrupts
@@ -32,17 +33,11 @@ from meshwright.runtime.microbatches.planned_parts import cut_as_planned
 from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.program.evaluate import Evaluator
 
-# By default XLA's CPU backend orders operations for concurrency, which takes up to 1.4 times the memory of the plan.
-# LLVM's level 3, the default, takes 10 to 20% longer to compile than level 2, and no measured program ran faster by it.
-_COMPILER_OPTIONS = {
-    "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED", "xla_backend_optimization_level": 2}
-}
-
 
 def compiler_options(platform: str) -> dict[str, Any]:
     """XLA's options for a platform, without the options that the user's own flags set."""
     flags = os.environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in _COMPILER_OPTIONS.get(platform, {}).items() if name not in flags}
+    return {name: value for name, value in options_of(platform).items() if name not in flags}
 
 
 def device_mesh(plan: PlanData, devices: Sequence[Any] | None = None) -> DeviceMesh:
@@ -173,7 +168,7 @@ class Program:
 
         A lack of memory is found before the arguments are donated, so that none of them is lost.
         """
-        if _donated(self.plan, variant.arguments.tree):
+        if donated_arguments(self.plan, variant.arguments.tree):
             _try_memory(variant.jitted.lower(*placed).compile(), self.mesh)  # the call reuses this compilation
         with interrupts.hold:
             made = jax.block_until_ready(variant.run(*placed))
@@ -236,7 +231,7 @@ class Program:
             run,
             in_shardings=arguments.fill(shardings),
             out_shardings=results.fill(self._shardings(made)),
-            donate_argnums=_donated(self.plan, arguments.tree),
+            donate_argnums=donated_arguments(self.plan, arguments.tree),
             compiler_options=compiler_options(self.mesh.devices.flat[0].platform),
         )
         return _Variant(jitted, in_turn(jitted, self.mesh.devices.ravel()), call.arguments, shardings, call.results)
@@ -306,7 +301,7 @@ def _donated_places(plan: PlanData, variant: _Variant) -> dict[int, Sequence[Nam
     """The shardings of the arrays of each donated argument."""
     tree = variant.arguments.tree
     leaves = argument_leaves(tree)
-    return {number: variant.shardings[leaves[number]] for number in _donated(plan, tree)}
+    return {number: variant.shardings[leaves[number]] for number in donated_arguments(plan, tree)}
 
 
 def _place(arrays: list[Any], shardings: Sequence[NamedSharding]) -> list[Any]:
@@ -368,7 +363,7 @@ def _check_there(planned: Sequence[Tensor], given: Iterable[Any]) -> None:
             )
 
 
-def _donated(plan: PlanData, tree: Any) -> tuple[int, ...]:
+def donated_arguments(plan: PlanData, tree: Any) -> tuple[int, ...]:
     """Arguments of which the plan donates every leaf."""
     arrays = [_arrays(plan.arguments[leaves]) for leaves in argument_leaves(tree)]
     return tuple(number for number, found in enumerate(arrays) if found and all(t.donated for t in found))

@@ -61,6 +61,8 @@ def _headline(plan: "PlanData") -> Table:
         table.add_row("pipeline", pipeline_text(plan))
     table.add_row("step", step_text(plan))
     table.add_row("memory", memory_text(plan))
+    if plan.compiler_options and plan.mesh.num_devices > 1:
+        table.add_row("compiler", ", ".join(f"{name}={value}" for name, value in plan.compiler_options.items()))
     solution = plan.solution
     table.add_row(
         "solution",
