@@ -194,5 +194,6 @@ class _Phase:
         seconds = item.trips * whole_s * item.bytes / combined if combined else 0.0
         name = f"{item.kind} {'+'.join(item.axes)} for {item.operation}"
         link = link_of(self.mesh, axes)
-        self.tasks_.append(Task(name, COLLECTIVE, lane, seconds, link, tuple(needs), item.bytes * item.trips))
+        sent, what = item.bytes * item.trips, (item.kind, item.axes)
+        self.tasks_.append(Task(name, COLLECTIVE, lane, seconds, link, tuple(needs), sent, collective=what))
         return [len(self.tasks_) - 1]

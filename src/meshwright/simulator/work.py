@@ -26,6 +26,7 @@ class Task(NamedTuple):
         needs: Indices, in its list, of the tasks that must be done before it may begin.
         num_bytes: Bytes that it sends; 0 for compute.
         live_bytes: Memory that is taken while it runs, where that is known task by task; else 0.
+        collective: Of one collective of a plan, its kind and mesh axes.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Task(NamedTuple):
     needs: tuple[int, ...] = ()
     num_bytes: float = 0.0
     live_bytes: float = 0.0
+    collective: tuple[str, tuple[str, ...]] = ("", ())
 
 
 Tasks = tuple[Task, ...]

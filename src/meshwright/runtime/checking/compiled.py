@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import MeshwrightError
 from meshwright.rules.attention import unmasked_scores
+from meshwright.runtime.checking.overlapped import work_beside
 
 if TYPE_CHECKING:
     import jax
@@ -58,6 +59,7 @@ class CompiledCollective:
         name: Its name in the text.
         operation: Scopes and primitive of the operation that it belongs to, as XLA names them.
         source: The user's source line, ``file:line``; empty where XLA does not know.
+        beside: How many instructions of work run between its start and its end; 0 where it is not asynchronous.
     """
 
     kind: str
@@ -67,6 +69,7 @@ class CompiledCollective:
     name: str = field(default="", compare=False)
     operation: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
+    beside: int = field(default=0, compare=False)
 
 
 def text_of(compiled: "jax.stages.Compiled") -> str:
@@ -90,9 +93,15 @@ def collectives_of(text: str, mesh: Mapping[str, int]) -> list[CompiledCollectiv
     """
     bodies, entry = _computations(text)
     trips = _trips(bodies, entry)
-    found = [_read(line, mesh, trips[name]) for name, body in bodies.items() if trips[name] for line in body]
-    frames = frames_of(text)
-    return [replace(item, source=frames.get(item.source, item.source)) for item in found if item and item.axes]
+    beside, frames = work_beside(bodies.values()), frames_of(text)
+    found = [
+        replace(item, source=frames.get(item.source, item.source), beside=beside.get(item.name, beside.get(name, 0)))
+        for name, body in bodies.items()
+        if trips[name]
+        for line in body
+        if (item := _read(line, mesh, trips[name])) is not None
+    ]
+    return [item for item in found if item.axes]
 
 
 def frames_of(text: str) -> dict[str, str]:
@@ -208,7 +217,9 @@ def _read(line: str, mesh: Mapping[str, int], trips: int) -> CompiledCollective 
     places = np.stack(np.unravel_index(groups, tuple(mesh.values())), axis=-1)  # [group, member, axis]
     spread = (places != places[:, :1]).any(axis=(0, 1))
     axes = tuple(np.array(list(mesh))[spread].tolist())
-    return CompiledCollective(kind, axes, size, trips, line.partition("=")[0].strip(" %"), *_origin(line))
+    return CompiledCollective(
+        kind, axes, size, trips, line.partition("=")[0].strip().removeprefix("ROOT").strip(" %"), *_origin(line)
+    )
 
 
 def _origin(line: str) -> tuple[str, str]:

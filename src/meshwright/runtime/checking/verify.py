@@ -1,6 +1,7 @@
 """Compares a plan with the program that XLA compiles from it: collectives by kind and axes, memory, flops."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class Verification:
         compile_s: How long the compilation took.
         rematerialized: Values that XLA gathers whole because it knows no better way to reshard them; None where XLA's
             warnings of them are turned off.
+        hidden: Bytes by kind and axes of collectives that run beside compute: as the plan is simulated, and compiled
+            asynchronous with work between start and end. Empty for backends without asynchronous collectives.
         made: Every collective of the compiled program.
         text: The compiled program, as XLA writes it.
     """
@@ -47,6 +50,7 @@ class Verification:
     backend: str
     compile_s: float
     rematerialized: tuple[Rematerialized, ...] | None = ()
+    hidden: Mapping[Kind, Compared] = field(default_factory=dict)
     made: tuple[CompiledCollective, ...] = field(default=(), repr=False)
     text: str = field(default="", repr=False)
 
@@ -55,16 +59,27 @@ class Verification:
         """Bytes of all collectives together."""
         return total(self.collectives.values())
 
+    @property
+    def hidden_share(self) -> float:
+        """The part of the bytes planned as hidden that is compiled to run beside compute; 1 where none is planned."""
+        planned = total(self.hidden.values()).planned
+        return sum(min(pair.planned, pair.compiled) for pair in self.hidden.values()) / planned if planned else 1.0
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        kinds = [{"kind": k, "axes": list(axes), **pair.to_json()} for (k, axes), pair in self.collectives.items()]
+        kinds, hidden = (
+            [{"kind": k, "axes": list(axes), **pair.to_json()} for (k, axes), pair in pairs.items()]
+            for pairs in (self.collectives, self.hidden)
+        )
         figures = {"collectives": kinds, "memory": self.memory.to_json(), "flops": self.flops.to_json()}
+        figures |= {"hidden": hidden}
         whole = None if self.rematerialized is None else [asdict(one) for one in self.rematerialized]
         return {"backend": self.backend, "compile_s": self.compile_s, **figures, "rematerialized": whole}
 
     def __str__(self) -> str:
         bytes_of = [*named_kinds(self.collectives), ("all collectives", self.bytes), ("memory", self.memory)]
-        lines = figures_table([*byte_rows(bytes_of), flops_row(self.flops)])
+        beside = [("beside compute",), *byte_rows(named_kinds(self.hidden))] if self.hidden else []
+        lines = figures_table([*byte_rows(bytes_of), flops_row(self.flops), *beside])
         head = f"Compiled for {self.backend} in {self.compile_s:.1f} s"
         return "\n".join([head, *lines, *rematerialized_lines(self.rematerialized)])
 
@@ -75,8 +90,9 @@ def verify(
     args: Sequence[Any] = (),
     devices: Sequence[Any] | None = None,
     compiler_options: Mapping[str, Any] | None = None,
+    hidden: Mapping[Kind, float] | None = None,
 ) -> Verification | PipelineVerification:
-    """See `Plan.verify`."""
+    """See `Plan.verify`; ``hidden`` are the bytes that are planned to be sent beside compute."""
     if function is None and plan.origin is None:
         raise ShardingError(
             "a plan that was loaded does not know its function: call plan.verify(function, *arguments), with the "
@@ -103,9 +119,19 @@ def verify(
         _backend(devices),
         seconds,
         warnings.found(frames_of(text)) if warnings.counted else None,
+        _hidden(hidden or {}, made) if scatters else {},
         tuple(made),
         text,
     )
+
+
+def _hidden(planned: Mapping[Kind, float], made: Sequence[CompiledCollective]) -> dict[Kind, Compared]:
+    """Bytes beside compute by kind and axes, planned and compiled."""
+    compiled: Counter[Kind] = Counter()
+    for item in made:
+        compiled[item.kind, item.axes] += item.bytes * item.trips if item.beside else 0
+    kinds = sorted({kind for kind, size in {**planned, **compiled}.items() if size})
+    return {kind: Compared(planned.get(kind, 0.0), float(compiled[kind])) for kind in kinds}
 
 
 def allocated_bytes(compiled: Any) -> int:
