@@ -1,0 +1,280 @@
+"""Is what is planned for programs that nobody showed us what a device does? The corpus of `strangers/`.
+
+    python benchmarks/strangers.py device   # on one H200: planned, compiled, rehearsed, measured; kernels of the told
+    python benchmarks/strangers.py table    # the table of what was measured, planned anew, anywhere
+    python benchmarks/strangers.py tiny     # all of them, tiny, on 8 virtual CPU devices by `mw.parallelize`
+
+`--out` is the folder of measurements, `--only` some names, `--jobs` how many processes compile, before anything is
+timed; `--seconds` after how long nothing more is begun. Every program is one line of `rows-N.jsonl` once it was timed.
+"""
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from threading import BrokenBarrierError
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+MODES = ("device", "table", "tiny")
+RESULTS = Path(__file__).parent / "results" / "strangers"
+RUN_S, RUNS = 0.4, 3
+TIMING = 0.4  # the part of the time that is kept for timing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--small", action="store_true", help="the tiny sizes, to try this file where there is no GPU")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    {"device": device, "table": print_table, "tiny": tiny}[options.mode](options)
+
+
+def device(options: argparse.Namespace) -> None:
+    """Compiles in several processes, then times in one after the other: nothing is timed while anything compiles."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    os.environ["MESHWRIGHT_MEASURE"] = "never"
+    context = multiprocessing.get_context("spawn")
+    compiled, turn = context.Barrier(options.jobs), context.Lock()
+    end = time.time() + options.seconds
+    workers = [
+        context.Process(target=_work, args=(number, options, end, compiled, turn)) for number in range(options.jobs)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def _work(number: int, options: argparse.Namespace, end: float, compiled: Any, turn: Any) -> None:
+    from strangers import corpus
+
+    strangers = corpus()
+    order = sorted(options.only or strangers, key=lambda name: (not strangers[name].is_told, name[::-1]))
+    ready = []
+    for name in order[number :: options.jobs]:  # those that are told come first, if time runs out
+        if time.time() > end - options.seconds * TIMING:
+            break
+        try:
+            ready.append(_Compiled(name, options.small))
+            _keep(options.out, number, ready[-1].row)
+        except Exception as error:  # the others are measured
+            traceback.print_exc()
+            _keep(options.out, number, {"name": name, "failure": f"{type(error).__name__}: {error}"[:500]})
+    with suppress(BrokenBarrierError):  # where another process did not come this far
+        compiled.wait(max(end - options.seconds * TIMING / 2 - time.time(), 1.0))
+    for one in ready:
+        with turn:
+            if time.time() > end:
+                break
+            try:
+                one.measure(options.out)
+            except Exception as error:
+                traceback.print_exc()
+                one.row["failure"] = f"{type(error).__name__}: {error}"[:500]
+            _keep(options.out, number, one.row)
+
+
+def _keep(out: Path, number: int, row: dict[str, Any]) -> None:
+    with (out / f"rows-{number}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+    print(time.strftime("%X"), {key: value for key, value in row.items() if key != "kernels"}, flush=True)
+
+
+def _rows(out: Path) -> dict[str, dict[str, Any]]:
+    """What was measured last of each program."""
+    lines = [line for path in sorted(out.glob("rows-*.jsonl")) for line in path.read_text().splitlines()]
+    return {row["name"]: row for row in map(json.loads, lines)}
+
+
+class _Compiled:
+    """A program planned for one device, compiled as it is and as its share of the plan."""
+
+    def __init__(self, name: str, small: bool) -> None:
+        import jax
+        from strangers import corpus
+
+        import meshwright as mw
+        from meshwright.rehearsal.program import Share
+        from meshwright.runtime.checking.verify import allocated_bytes
+
+        self.stranger = corpus()[name]
+        self.program, started = (self.stranger.tiny if small else self.stranger.full)(), time.perf_counter()
+        state, batch = self.program.args
+        plan = mw.plan(self.program.step, state, batch, cluster="1x1 h200")
+        planned = time.perf_counter()
+        self.step = self.program.step.lower(state, batch).compile()
+        self.start = jax.jit(lambda key: (self.program.init(key), self.program.sample(key))).lower(jax.random.key(0))
+        self.start = self.start.compile()
+        ended = time.perf_counter()
+        self.share = Share.of(plan, plan.origin)
+        self.rehearsed = self.share.compile(jax.devices()[0])
+        sizes = self.step.memory_analysis()
+        self.row: dict[str, Any] = {
+            "name": name,
+            "told": self.stranger.is_told,
+            "planned_s": plan.step_s,
+            "planned_bytes": plan.memory.peak_bytes,
+            "compiled_bytes": allocated_bytes(self.step),
+            "rehearsed_bytes": allocated_bytes(self.rehearsed),
+            "arguments": sizes.argument_size_in_bytes,
+            "results": sizes.output_size_in_bytes,
+            "aliased": sizes.alias_size_in_bytes,
+            "temporary": sizes.temp_size_in_bytes,
+            "planning_s": planned - started,
+            "compile_s": ended - planned,
+        }
+
+    def measure(self, out: Path) -> None:
+        import jax
+
+        from meshwright.rehearsal.rehearsal import time_share
+
+        if self.stranger.is_told:
+            text = gzip.compress((self.step.as_text() or "").encode())
+            (out / f"{self.stranger.name}.hlo.gz").write_bytes(text)
+        device, (state, batch) = jax.devices()[0], jax.block_until_ready(self.start(jax.random.key(0)))
+        times = []
+        for number in range(RUNS + 2):
+            started = time.perf_counter()
+            for _ in range(steps := 1 if number < 2 else int(min(max(RUN_S / times[-1], 5), 100))):
+                state, _ = self.step(state, batch)
+            jax.block_until_ready(state)
+            times.append((time.perf_counter() - started) / steps)
+        self.row["measured_s"] = median(times[2:])
+        values = self.share.draw(device, jax.tree.leaves((state, batch)))
+        self.row["rehearsed_s"] = time_share(self.share, self.rehearsed, values, 10)
+        if self.stranger.is_told:
+            del values
+            self.row["kernels"] = _kernels(partial(self.step, state, batch), out)
+        self.step = self.start = self.share = self.rehearsed = None  # what they hold on the device is let go
+
+
+def _kernels(run: Any, out: Path) -> dict[str, tuple[int, float]]:
+    """How often and how many seconds each operation of the compiled program ran in one step, by its name in HLO."""
+    import jax
+    from jax.profiler import ProfileData
+
+    folder = out / "trace"
+    with jax.profiler.trace(str(folder)):
+        jax.block_until_ready(run())
+    path = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+    found: dict[str, tuple[int, float]] = {}
+    for plane in ProfileData.from_file(str(path)).planes:
+        if not plane.name.startswith("/device:GPU"):
+            continue
+        for line in plane.lines:
+            for event in line.events:
+                stats = dict(event.stats)
+                if "hlo_op" not in stats:
+                    continue
+                key = f"{stats['hlo_op']} {event.name[:80]}"
+                count, seconds = found.get(key, (0, 0.0))
+                found[key] = (count + 1, seconds + event.duration_ns * 1e-9)
+    path.unlink()
+    return found
+
+
+def print_table(options: argparse.Namespace) -> None:
+    """What was measured beside what is planned now."""
+    from report import table
+    from strangers import corpus
+
+    import meshwright as mw
+
+    rows, shown = _rows(options.out), []
+    errors: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
+    for name, stranger in corpus().items():
+        row = rows.get(name, {})
+        if "measured_s" not in row or (options.only and name not in options.only):
+            continue
+        program = stranger.full()
+        plan = mw.plan(program.step, *program.args, cluster="1x1 h200")
+        time_error = plan.step_s / row["measured_s"] - 1
+        memory_error = plan.memory.peak_bytes / row["compiled_bytes"] - 1
+        rehearsed = row["rehearsed_s"] / row["measured_s"] - 1 if "rehearsed_s" in row else float("nan")
+        errors[stranger.is_told].append((time_error, memory_error, rehearsed))
+        shown.append(
+            (
+                name,
+                "told" if stranger.is_told else "set aside",
+                f"{1e3 * row['measured_s']:.2f} ms",
+                f"{1e3 * plan.step_s:.2f} ms ({time_error:+.0%})",
+                f"{rehearsed:+.1%}",
+                f"{row['compiled_bytes'] / 2**30:.2f} GiB",
+                f"{plan.memory.peak_bytes / 2**30:.2f} GiB ({memory_error:+.0%})",
+            )
+        )
+        print(shown[-1], flush=True)
+    for told, some in errors.items():
+        if some:
+            sides = list(zip(*some, strict=True))
+            cells = [f"{mean(map(abs, side)):.1%}, {max(side, key=abs):+.0%}" for side in sides]
+            low = f"too low {min(0.0, *sides[1]):+.0%}"
+            shown.append(
+                (
+                    f"**mean, worst of {len(some)}**",
+                    "told" if told else "set aside",
+                    "",
+                    cells[0],
+                    cells[2],
+                    low,
+                    cells[1],
+                )
+            )
+    header = ("program", "", "measured", "planned", "rehearsed", "compiled", "planned memory")
+    table("Strangers", (__doc__ or "").split("\n")[0], header, shown)
+
+
+def tiny(options: argparse.Namespace) -> None:
+    """Every program at its tiny size, split over 8 virtual devices and verified."""
+    os.environ |= {"MESHWRIGHT_MEASURE": "never", "JAX_PLATFORMS": "cpu"}
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {os.environ.get('XLA_FLAGS', '')}"
+    import jax
+    from report import table
+    from strangers import corpus
+
+    import meshwright as mw
+
+    shown = []
+    for name, stranger in corpus().items():
+        if options.only and name not in options.only:
+            continue
+        program = stranger.tiny()
+        state, batch = program.init(jax.random.key(0)), program.sample(jax.random.key(1))
+        started = time.perf_counter()
+        try:
+            alone = program.step(jax.tree.map(lambda x: x + 0, state), batch)[1]
+            step = mw.parallelize(program.step, cluster="1x8 cpu")
+            verified = step.plan(state, batch).verify()
+            together = step(state, batch)[1]
+            outcome = f"loss {float(together):.6g}, on one device {float(alone):.6g}; "
+            outcome += f"FLOPs {verified.flops.ratio:.2f}, memory {verified.memory.ratio:.2f} of those planned"
+        except Exception as error:
+            traceback.print_exc(limit=-4)
+            outcome = f"{type(error).__name__}: {error}".split("\n")[0][:200]
+        shown.append((name, outcome, f"{time.perf_counter() - started:.1f} s"))
+        print(*shown[-1], flush=True)
+    table(
+        "Strangers tiny",
+        "Does every program run split over 8 devices, and give the loss of one?",
+        ("program", "", ""),
+        shown,
+    )
+
+
+if __name__ == "__main__":
+    main()
