@@ -1,0 +1,56 @@
+"""The constants of serving engines: which part of a chip's rates their kernels reach, and what their hosts take."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+from meshwright.errors import ServingError
+from meshwright.schema import built
+
+
+@dataclass(frozen=True)
+class EngineConstants:
+    """What one kind of engine takes beyond the work itself; `engines.toml` says what set the figures.
+
+    Attributes:
+        compute: Part of the catalogue's rate that products with many tokens reach.
+        float8: Further part of it that products of 8 bits reach.
+        streaming: Part of the catalogue's memory rate at which weights are read.
+        experts: Further part of it at which the weights of experts are read.
+        cache: Part of it at which the cache is read.
+        network: Times that a collective takes as long as by the catalogue.
+        layer_s: Seconds of a layer in every step that no product, cache or collective explains.
+        step_s: Seconds between two steps.
+        sequence_s: Seconds of a step for each sequence that gets a token: sampling, and the host.
+        request_s: Seconds between a request's arrival and the scheduler, and of its first token to the client.
+        chunk: Tokens of prompts in one step, by default.
+        benchmark: What measured it.
+    """
+
+    compute: float
+    float8: float
+    streaming: float
+    experts: float
+    cache: float
+    network: float
+    layer_s: float
+    step_s: float
+    sequence_s: float
+    request_s: float
+    chunk: int
+    benchmark: str
+
+
+@lru_cache(maxsize=1)
+def engines() -> dict[str, EngineConstants]:
+    """All kinds of engines by name; ``"meshwright"`` is this package's own."""
+    data = tomllib.loads(files("meshwright.serving.planning").joinpath("engines.toml").read_text(encoding="utf-8"))
+    return {name: built(EngineConstants, fields, f"engines.toml, {name}") for name, fields in data.items()}
+
+
+def find_engine(name: str) -> EngineConstants:
+    """The constants of a kind of engine."""
+    if name not in engines():
+        raise ServingError(f"engine is {name!r}; give one of {', '.join(engines())}")
+    return engines()[name]
