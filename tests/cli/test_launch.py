@@ -54,6 +54,12 @@ def test_options_after_the_script_are_the_scripts(tmp_path):
     assert (done.returncode, done.stdout) == (0, "[0] ['--processes', '9', '-x']\n"), done.stderr
 
 
+def test_a_module_is_run_as_python_runs_it(tmp_path):
+    command = [sys.executable, "-m", "meshwright", "launch", "--processes", "1", "-m", "json.tool", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, cwd=tmp_path)
+    assert done.returncode == 0 and "[0] usage: " in done.stdout, done.stderr
+
+
 def test_a_process_that_fails_is_named_with_its_last_lines_and_the_others_are_ended(tmp_path):
     code = (
         "print('well', flush=True)\nif me == 0:\n open('said', 'w').close()\n time.sleep(600)\n"
@@ -169,6 +175,7 @@ def test_gpus_are_divided(monkeypatch):
         (["--devices-per-process", "0", "script.py"], "--devices-per-process is 0; give 1 or more"),
         (["--platform", "abacus", "script.py"], "the platform is 'abacus'; give --platform cpu or cuda"),
         (["absent.py"], "there is no script absent.py"),
+        (["-m", "absent.one"], "there is no module absent.one"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, options, said):

@@ -107,6 +107,7 @@ class Crew:
 
     def _end_stopped(self, process: int) -> int:
         """Names a process that was stopped, for which the others waited in vain; all are killed."""
+        time.sleep(_TICK_S)  # until what it printed before is read
         self._print_last(process, "was stopped (SIGSTOP), and the others waited for it in vain")
         return 128 + signal.SIGSTOP
 

@@ -23,8 +23,11 @@ _VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=\S*")
 
 
 def launch_command(
-    script: Annotated[Path, typer.Argument(help="The script, which calls mw.initialize() first.")],
+    script: Annotated[str, typer.Argument(help="The script, which calls mw.initialize() first.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its own arguments.", metavar="[ARGUMENTS]...")] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for python -m: -m meshwright train run.toml.")
+    ] = False,
     processes: Annotated[int, typer.Option(help="How many processes to start.")] = 2,
     devices_per_process: Annotated[
         int | None,
@@ -37,14 +40,16 @@ def launch_command(
     grace: Annotated[float, typer.Option(help="Seconds that processes have to end after SIGTERM or Ctrl-C.")] = 30.0,
 ) -> None:
     """Run a script as several processes on this machine, to try what will run on several hosts."""
-    if not script.is_file():
-        raise CommandError(f"there is no script {script}; give the path of a Python file")
+    if not module and not Path(script).is_file():
+        raise CommandError(f"there is no script {script}; give the path of a Python file, or -m and a module")
+    if module and not _is_module(script):
+        raise CommandError(f"there is no module {script}; give the name of one that can be imported")
     least = {"--processes": (processes, 1), "--restarts": (restarts, 0), "--grace": (grace, 0)}
     for name, (value, bound) in least.items():
         if value < bound:
             raise CommandError(f"{name} is {value}; give {bound} or more")
     shares = device_settings(processes, devices_per_process, platform)
-    command = [sys.executable, str(script), *(arguments or ())]
+    command = [sys.executable, *(["-m"] if module else []), script, *(arguments or ())]
     code = 0
     with TemporaryDirectory(prefix="meshwright-plans-") as plans:  # so that restarts need not plan again
         shares = [{PLANS: os.environ.get(PLANS) or plans, **share} for share in shares] if restarts else shares
@@ -57,6 +62,13 @@ def launch_command(
                 break
             note(f"meshwright launch: starting all {processes} processes again (restart {attempt + 1} of {restarts})")
     raise typer.Exit(code)
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # of a package that is not there, or no name at all
+        return False
 
 
 def process_settings(port: int, shares: Sequence[dict[str, str]]) -> list[dict[str, str]]:

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.multihost_utils import process_allgather, sync_global_devices
+from jax.experimental.multihost_utils import process_allgather
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from meshwright import jax_compat
 from meshwright.errors import CheckpointError, OutputError
 from meshwright.hf import configuration, tokenizer
 from meshwright.hf.architectures.base import Architecture, Json
@@ -21,6 +23,9 @@ from meshwright.hf.configuration import folder_of, read_json, written_config
 from meshwright.hf.layout import Place, path_of
 from meshwright.hf.model import find_places
 from meshwright.hf.tensors import INDEX, SINGLE
+from meshwright.runtime.cpu_turns import in_turn
+from meshwright.runtime.stages.cutting.layer_stack import LayerStack
+from meshwright.training.spread import of_some_processes, spread
 
 PyTree = Any
 _COPIED = (tokenizer.FILE, tokenizer.SETTINGS, tokenizer.TEMPLATE, "generation_config.json", "special_tokens_map.json")
@@ -68,25 +73,34 @@ def save(
         keys = _with_silent(keys, read_json(others / configuration.FILE, "model of Hugging Face"), architecture)
     parts = _by_tensor(architecture, params)
     keys["dtype"] = keys["torch_dtype"] = str(jax.tree.leaves(params)[0].dtype)
-    writes = jax.process_index() == 0
     scratch = folder.with_name(folder.name + ".part")
-    try:
-        if writes:
-            _begin(folder, scratch)
-        _write(scratch, parts, shard_bytes, writes)
-        if writes:
-            (scratch / configuration.FILE).write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
-            for file in [] if others is None else filter(Path.exists, map(others.joinpath, _COPIED)):
-                shutil.copyfile(file, scratch / file.name)
-            scratch.replace(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(scratch, ignore_errors=True)
-        if isinstance(error, OutputError):
-            raise
-        reason = getattr(error, "strerror", None) or error
-        raise OutputError(f"cannot write {folder}: {reason}; choose another place") from None
-    if jax.process_count() > 1:
-        sync_global_devices(f"saved {folder}")
+    output = _Output(folder, scratch)
+    output.write(lambda: _begin(folder, scratch))
+    _write(output, parts, shard_bytes)
+    output.write(lambda: _end(scratch, folder, keys, others))
+
+
+class _Output:
+    """What the first process writes; if it cannot, nothing is left and all processes raise the error."""
+
+    def __init__(self, folder: Path, scratch: Path):
+        self._folder, self.scratch = folder, scratch
+
+    def write(self, do: Callable[[], None]) -> None:
+        """Does something with files in the first process; all processes must ask together."""
+        failure = ""
+        if jax.process_index() == 0:
+            try:
+                do()
+            except (OSError, SafetensorError) as error:
+                shutil.rmtree(self.scratch, ignore_errors=True)
+                reason = getattr(error, "strerror", None) or error
+                failure = f"cannot write {self._folder}: {reason}; choose another place"
+                failure = str(error) if isinstance(error, OutputError) else failure
+        if jax.process_count() > 1:
+            failure = jax_compat.broadcast(failure.encode()).decode()
+        if failure:
+            raise OutputError(failure) from None
 
 
 def _begin(folder: Path, scratch: Path) -> None:
@@ -96,6 +110,14 @@ def _begin(folder: Path, scratch: Path) -> None:
         raise OutputError(f"cannot write {folder}: there is no folder {folder.parent}; make it first")
     shutil.rmtree(scratch, ignore_errors=True)  # of a process that ended while it wrote
     scratch.mkdir()
+
+
+def _end(scratch: Path, folder: Path, keys: Json, others: Path | None) -> None:
+    """Writes what is beside the weights, and gives the folder its name."""
+    (scratch / configuration.FILE).write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+    for file in [] if others is None else filter(Path.exists, map(others.joinpath, _COPIED)):
+        shutil.copyfile(file, scratch / file.name)
+    scratch.replace(folder)
 
 
 def _with_silent(keys: Json, other: Json, architecture: Architecture) -> Json:
@@ -120,20 +142,23 @@ def _by_tensor(architecture: Architecture, params: PyTree) -> dict[str, list[Par
     return parts
 
 
-def _write(scratch: Path, parts: dict[str, list[Part]], shard_bytes: int, writes: bool) -> None:
+def _write(output: _Output, parts: dict[str, list[Part]], shard_bytes: int) -> None:
     """Writes the files, one after the other; all processes give their parts, and one writes."""
     shards = list(_shards(parts, shard_bytes))
     files = [SINGLE] if len(shards) == 1 else [_file(number, len(shards)) for number in range(len(shards))]
-    whole = _Whole()
+    whole = _Whole([parameter for some in parts.values() for _, _, parameter in some])
     for file, names in zip(files, shards, strict=True):
-        tensors = {name: _tensor(parts[name], whole) for name in names}
-        if writes:
-            save_file(tensors, scratch / file, metadata={"format": "pt"})
-    if writes and len(files) > 1:
+        tensors = _tensors({name: parts[name] for name in names}, whole)
+        output.write(partial(save_file, tensors, output.scratch / file, metadata={"format": "pt"}))
+    if len(files) > 1:
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         total = sum(_num_bytes(some) for some in parts.values())
         note = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (scratch / INDEX).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+        output.write(partial(_write_index, output.scratch / INDEX, note))
+
+
+def _write_index(path: Path, note: Json) -> None:
+    path.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
 
 
 def _file(number: int, count: int) -> str:
@@ -158,21 +183,40 @@ def _num_bytes(parts: list[Part]) -> int:
     return prod(place.tensor_shape) * np.dtype(parameter.dtype).itemsize
 
 
-def _tensor(parts: list[Part], whole: "_Whole") -> np.ndarray:
-    tensor = np.empty(parts[0][0].tensor_shape, parts[0][2].dtype)
-    for place, joined, parameter in parts:
-        place.write(tensor, joined, whole(parameter))
-    return tensor
+def _tensors(parts: dict[str, list[Part]], whole: "_Whole") -> dict[str, np.ndarray]:
+    """The tensors of one file; of several processes the first one alone holds them."""
+    tensors: dict[str, np.ndarray] = {}
+    for name, some in parts.items():
+        for place, joined, parameter in some:
+            array = whole(parameter)
+            if jax.process_index() == 0:
+                tensor = tensors.setdefault(name, np.empty(place.tensor_shape, parameter.dtype))
+                place.write(tensor, joined, array)
+    return tensors
 
 
 class _Whole:
-    """Parameters on the host, of which the last is kept: tensors that are joined in it follow one another."""
+    """Parameters on the host, of which the last is kept: tensors that are joined in it follow one another.
 
-    def __init__(self) -> None:
-        self.last: tuple[Any, np.ndarray] | None = None
+    Args:
+        parameters: All of them; with several processes some may be on the devices of others alone, such as stages'.
+    """
+
+    def __init__(self, parameters: list[Any]) -> None:
+        self._last: tuple[Any, np.ndarray] | None = None
+        partly = of_some_processes(parameters)
+        self._of_some = {id(parameter) for parameter, some in zip(parameters, partly, strict=True) if some}
 
     def __call__(self, parameter: Any) -> np.ndarray:
-        if self.last is None or self.last[0] is not parameter:
-            here = not isinstance(parameter, jax.Array) or parameter.is_fully_addressable
-            self.last = parameter, np.asarray(parameter if here else process_allgather(parameter, tiled=True))
-        return self.last[1]
+        if self._last is None or self._last[0] is not parameter:
+            self._last = parameter, self._gathered(parameter)
+        return self._last[1]
+
+    def _gathered(self, parameter: Any) -> np.ndarray:
+        if jax.process_count() == 1 or not isinstance(parameter, jax.Array | LayerStack):
+            return np.asarray(parameter)
+        array = parameter.array() if isinstance(parameter, LayerStack) else parameter
+        array = spread(array) if id(parameter) in self._of_some else array
+        if array.is_fully_addressable:  # each process has all of it
+            return np.asarray(array)
+        return np.asarray(in_turn(process_allgather, jax.devices())(array, tiled=True))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import jax
 
 from meshwright.facade import Plan
+from meshwright.hardware.lookup import chips
+from meshwright.simulator.spmd import peak_flops
 from meshwright.units import format_seconds
 
 _SLOW = 1.15  # times the planned step, from which a line says so
@@ -20,7 +22,7 @@ class Planned:
     Attributes:
         step_s: Its time, by the simulator, which lets communication overlap with compute.
         model_flops: FLOPs of the model's products on all devices, without recomputation.
-        peak_flops: Of all devices together, in the type of most products.
+        peak_flops: Of all devices together, in the type of most products, by the chip's data sheet.
     """
 
     step_s: float
@@ -31,7 +33,16 @@ class Planned:
     def of(cls, plan: Plan) -> "Planned":
         simulated = plan.simulate()
         work = simulated.work
-        return cls(simulated.step_s, work.model_flops, work.peak_flops * work.num_devices)
+        return cls(simulated.step_s, work.model_flops, work.peak_flops * work.num_devices * _data_sheet(plan))
+
+
+def _data_sheet(plan: Plan) -> float:
+    """A chip's peak by its data sheet, which everybody's MFU refers to, divided by the plan's, which may be measured."""
+    chip = plan.mesh.cluster.chip
+    sheet = next((known for known in chips() if known.name == chip.name), chip)
+    if jax.default_backend() == "cpu":  # the catalogue's is a stand-in for all of them
+        return 1.0
+    return peak_flops(plan, sheet) / peak_flops(plan, chip)
 
 
 class Meter:
@@ -61,12 +72,14 @@ class Meter:
         self._lost["input"] += seconds
 
     def mark(self) -> dict[str, float]:
-        """The figures since the last mark; a step's time is without evaluation and checkpoints."""
+        """The figures since the last mark, none without a step; a step's time is without evaluation and checkpoints."""
         now = time.perf_counter()
-        seconds, steps = now - self._since, max(1, self._steps)
+        seconds, steps = now - self._since, self._steps
         lost = dict(self._lost)
-        step_s = max(1e-9, (seconds - lost["checkpoints"] - lost["evaluation"]) / steps)
         self._since, self._steps, self._lost = now, 0, dict.fromkeys(lost, 0.0)
+        if not steps:
+            return {}
+        step_s = max(1e-9, (seconds - lost["checkpoints"] - lost["evaluation"]) / steps)
         figures = {
             "step_s": step_s,
             "planned_step_s": self._planned.step_s,
@@ -87,7 +100,7 @@ def _peak_bytes() -> int:
 
 def slower_than_planned(figures: Mapping[str, float]) -> str | None:
     """A line on steps that take much longer than planned, and where the time goes; None where they do not."""
-    step_s, planned = figures["step_s"], figures["planned_step_s"]
+    step_s, planned = figures.get("step_s", 0.0), figures.get("planned_step_s", 0.0)
     if not planned or step_s < _SLOW * planned:
         return None
     extra = step_s - planned

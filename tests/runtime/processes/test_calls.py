@@ -98,3 +98,13 @@ def test_an_end_shows_where_others_go_on():
     )
     two.call(0, "step", X4)
     assert two.differ(0).endswith("process 0 continues with step")
+
+
+def test_processes_may_end_after_planning_without_a_call():
+    two = Two()
+    for process in (0, 1):
+        two.do_next(process, "the planning of step")
+    two.turns[0].end(1, 0)
+    assert two.differ(0) is None
+    two.do_next(0, "the planning of evaluate")
+    assert "process 1 ended after 0 calls" in two.differ(0)

@@ -59,7 +59,6 @@ class Turns:
         self._there: dict[int, deque[Turn]] = {peer: deque() for peer in peers}
         self._ended: dict[int, int] = {}
         self._last: Turn | None = None  # that was a call
-        self._latest: Turn | None = None
         self._said: dict[Any, int] = {}
         self._heard: dict[int, list[tuple[str, Mapping[str, str]]]] = {peer: [] for peer in peers}
 
@@ -76,7 +75,6 @@ class Turns:
             if self._last is not None and (self._last.name, self._last.types) == (name, types):
                 return None
             self._last = turn
-        self._latest = turn
         for turns in self._here.values():
             turns.append(turn)
         key = name, tuple(types.items())
@@ -112,8 +110,9 @@ class Turns:
                     return their.difference(peer, mine, self._process)
             if theirs and max(begun - 1, stuck_at) >= theirs[0].call and self._last is not None:
                 return theirs[0].difference(peer, self._now(theirs[0]), self._process)
-            if peer in self._ended and max(begun, self._latest.call if self._latest else 0) > self._ended[peer]:
-                doing = self._last if begun > self._ended[peer] else self._latest
+            # What comes before a next call counts if the peer has not announced it, too: both may end after planning.
+            if peer in self._ended and max(begun, ours[-1].call if ours else 0) > self._ended[peer]:
+                doing = self._last if begun > self._ended[peer] else ours[-1]
                 return (
                     f"process {peer} ended after {self._ended[peer]} calls of parallelised functions, and process "
                     f"{self._process} continues with {doing.name if doing else 'others'}"
