@@ -5,8 +5,8 @@
 
 Asked: tokens per second within 8% of the plan's, MFU within 2% of a count by hand, and a loop that costs at most 1%
 over calling the step by hand, for steps of about 50 ms. The MFU by hand is the FLOPs of the weights' products,
-6 · weights · tokens, and of causal attention's, 6 · layers · tokens · seq · heads · head's width, over the measured time
-and the catalogue's peak of the chip in bfloat16.
+6 · weights · tokens, and of causal attention's, 6 · layers · tokens · seq · heads · head's width, over the measured
+time and the catalogue's peak of the chip in bfloat16.
 """
 
 import argparse

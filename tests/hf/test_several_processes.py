@@ -27,7 +27,8 @@ def test_a_model_whose_stages_are_in_two_processes_is_read_trained_and_saved(tmp
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     model = mw.hf.load(tmp_path / "model", dtype="float32")
-    for one, other in zip(jax.tree.leaves(mw.hf.load(tmp_path / "read").params), jax.tree.leaves(model.params)):
+    read = mw.hf.load(tmp_path / "read").params
+    for one, other in zip(jax.tree.leaves(read), jax.tree.leaves(model.params), strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
     example = model.example(batch=4, seq=16)
     state, loss = jax.jit(example.train_step)(example.init(0) | {"params": model.params}, example.sample(0))

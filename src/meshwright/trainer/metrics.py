@@ -37,11 +37,11 @@ class Planned:
 
 
 def _data_sheet(plan: Plan) -> float:
-    """A chip's peak by its data sheet, which everybody's MFU refers to, divided by the plan's, which may be measured."""
+    """The peak of a chip's data sheet, to which everybody's MFU refers, over that of the plan, which may be measured."""
+    if jax.default_backend() == "cpu" or plan.mesh.cluster is None:  # the catalogue's CPU is a stand-in for all CPUs
+        return 1.0
     chip = plan.mesh.cluster.chip
     sheet = next((known for known in chips() if known.name == chip.name), chip)
-    if jax.default_backend() == "cpu":  # the catalogue's is a stand-in for all of them
-        return 1.0
     return peak_flops(plan, sheet) / peak_flops(plan, chip)
 
 
