@@ -140,6 +140,7 @@ class _Compiled:
 
     def measure(self, out: Path) -> None:
         import jax
+        from strangers.kernels import kernels
 
         from meshwright.rehearsal.rehearsal import time_share
 
@@ -159,33 +160,8 @@ class _Compiled:
         self.row["rehearsed_s"] = time_share(self.share, self.rehearsed, values, 10)
         if self.stranger.is_told:
             del values
-            self.row["kernels"] = _kernels(partial(self.step, state, batch), out)
+            self.row["kernels"] = kernels(partial(self.step, state, batch), out / "trace")
         self.step = self.start = self.share = self.rehearsed = None  # what they hold on the device is let go
-
-
-def _kernels(run: Any, out: Path) -> dict[str, tuple[int, float]]:
-    """How often and how many seconds each operation of the compiled program ran in one step, by its name in HLO."""
-    import jax
-    from jax.profiler import ProfileData
-
-    folder = out / "trace"
-    with jax.profiler.trace(str(folder)):
-        jax.block_until_ready(run())
-    path = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    found: dict[str, tuple[int, float]] = {}
-    for plane in ProfileData.from_file(str(path)).planes:
-        if not plane.name.startswith("/device:GPU"):
-            continue
-        for line in plane.lines:
-            for event in line.events:
-                stats = dict(event.stats)
-                if "hlo_op" not in stats:
-                    continue
-                key = f"{stats['hlo_op']} {event.name[:80]}"
-                count, seconds = found.get(key, (0, 0.0))
-                found[key] = (count + 1, seconds + event.duration_ns * 1e-9)
-    path.unlink()
-    return found
 
 
 def print_table(options: argparse.Namespace) -> None:
