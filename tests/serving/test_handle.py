@@ -5,8 +5,9 @@ from threading import Thread
 
 import pytest
 
+from meshwright.errors import ServingError
 from meshwright.serving.handle import Handle
-from meshwright.serving.requests import EngineStopped, Sampling, ServingError, Token
+from meshwright.serving.requests import EngineStopped, Sampling, Token
 
 
 def engine(handle, count, reason="length"):

@@ -11,40 +11,17 @@ from typing import Any
 from meshwright.errors import CheckpointError
 from meshwright.hf.architectures import ARCHITECTURES, Architecture, Unsupported
 from meshwright.hf.architectures.base import REQUIRED, Json
+from meshwright.hf.files import CONFIG as FILE
+from meshwright.hf.files import read_json
 from meshwright.zoo.catalogue import ZooError
 from meshwright.zoo.example import check_option
 from meshwright.zoo.options import DTYPES
 
-FILE = "config.json"
 #: Fields of `Config` that are a user's choice: how the model is computed and trained, not which model it is.
 OPTIONS = (
     *("attention", "aux_weight", "capacity_factor", "checkpoint", "dropout", "dtype", "group_size", "loss_chunks"),
     "scan",
 )
-
-
-def read_json(path: Path, what: str) -> Json:
-    """A JSON file that holds a dictionary; `what` says what a folder without it lacks."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}, so it is no {what}; give the folder of one") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; check its permissions") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path} is no JSON ({error}); download it again") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path} holds a {type(found).__name__} and no dictionary; download it again")
-    return found
-
-
-def folder_of(path: Any) -> Path:
-    """The folder of a checkpoint."""
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        other = "is a file" if folder.exists() else "does not exist"
-        raise CheckpointError(f"{path} {other}; give the folder that holds {FILE} and the safetensors files")
-    return folder
 
 
 def read_config(folder: Path, options: Mapping[str, Any]) -> tuple[Architecture, Any]:

@@ -13,7 +13,8 @@ from jax.tree_util import tree_flatten_with_path, tree_unflatten
 
 from meshwright.errors import CheckpointError
 from meshwright.hf.architectures import Architecture
-from meshwright.hf.configuration import folder_of, read_config
+from meshwright.hf.configuration import read_config
+from meshwright.hf.files import folder_of
 from meshwright.hf.layout import Place, path_of
 from meshwright.hf.layout import place as place_of
 from meshwright.hf.reading import read_parameters, stored_dtype

@@ -19,7 +19,8 @@ from meshwright import jax_compat
 from meshwright.errors import CheckpointError, OutputError
 from meshwright.hf import configuration, tokenizer
 from meshwright.hf.architectures.base import Architecture, Json
-from meshwright.hf.configuration import folder_of, read_json, written_config
+from meshwright.hf.configuration import written_config
+from meshwright.hf.files import folder_of, read_json
 from meshwright.hf.layout import Place, path_of
 from meshwright.hf.model import find_places
 from meshwright.hf.tensors import INDEX, SINGLE

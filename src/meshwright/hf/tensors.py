@@ -14,7 +14,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from meshwright.errors import CheckpointError
-from meshwright.hf.configuration import nearest, read_json
+from meshwright.hf.configuration import nearest
+from meshwright.hf.files import read_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

@@ -1,7 +1,9 @@
 """The tokenizer of a model, `tokenizer.json`, and the template by which it writes conversations."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from meshwright.errors import CheckpointError
-from meshwright.hf.configuration import read_json
+from meshwright.hf.files import read_json
 
 FILE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -51,18 +53,26 @@ class Tokenizer:
         """
         if not self.template:
             raise CheckpointError(f"{self.path} has no template of conversations; write the text by yourself")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _refuse
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals.update(raise_exception=_refuse, strftime_now=lambda form: datetime.now().strftime(form))
+        environment.filters["tojson"] = _json
         given = {**self.special, "messages": list(messages), "add_generation_prompt": answer, **variables}
         try:
             return environment.from_string(self.template).render(given)
-        except TemplateError as error:
+        except Exception as error:  # a template runs operations of its own on whatever the messages hold
             raise CheckpointError(f"the template of conversations of {self.path} failed: {error}") from None
 
 
 def _refuse(message: str) -> None:
     """What templates call for conversations that they do not take."""
     raise TemplateError(message)
+
+
+def _json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
+    """JSON as templates expect it: Jinja's own filter writes letters of HTML in codes."""
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii, **options)
 
 
 def read_tokenizer(folder: Path, vocab: int | None = None) -> Tokenizer:

@@ -3,14 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, ServingError
 
 #: The most likely tokens that may be asked for beside each token; OpenAI's own limit.
 MOST_LOGPROBS = 20
-
-
-class ServingError(MeshwrightError, ValueError):
-    """A request, limit or setting of serving that cannot be used; the message names it."""
 
 
 class Overloaded(ServingError):

@@ -37,7 +37,7 @@ class Planned:
 
 
 def _data_sheet(plan: Plan) -> float:
-    """The peak of a chip's data sheet, to which everybody's MFU refers, over that of the plan, which may be measured."""
+    """The peak of a chip's data sheet, to which everybody's MFU refers, over the plan's, which may be measured."""
     if jax.default_backend() == "cpu" or plan.mesh.cluster is None:  # the catalogue's CPU is a stand-in for all CPUs
         return 1.0
     chip = plan.mesh.cluster.chip

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.serving.requests import Overloaded, ServingError
+from meshwright.errors import ServingError
+from meshwright.serving.requests import Overloaded
 from meshwright.serving.scheduling import Limits, Request, Scheduler, Status
 
 ROOMY = Limits(slots=4, block_size=4, blocks=64, chunk=8, token_budget=16, queue=8, max_len=64)

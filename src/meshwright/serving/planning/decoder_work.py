@@ -152,7 +152,8 @@ def decoder_work(model: Any) -> DecoderWork:
 
 def _config_of(model: Any) -> tuple[str, Any]:
     from meshwright import zoo
-    from meshwright.hf.configuration import folder_of, read_config
+    from meshwright.hf.configuration import read_config
+    from meshwright.hf.files import folder_of
 
     if isinstance(model, Path) or (isinstance(model, str) and ("/" in model or Path(model).is_dir())):
         folder = folder_of(model)

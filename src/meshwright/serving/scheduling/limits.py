@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from meshwright.serving.requests import ServingError
+from meshwright.errors import ServingError
 
 
 @dataclass(frozen=True)

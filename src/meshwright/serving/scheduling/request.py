@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from enum import Enum
 from hashlib import blake2b
 
-from meshwright.serving.requests import ServingError
+from meshwright.errors import ServingError
 
 
 class Status(Enum):

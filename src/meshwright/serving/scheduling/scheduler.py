@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from meshwright.serving.requests import Overloaded, ServingError
+from meshwright.errors import ServingError
+from meshwright.serving.requests import Overloaded
 from meshwright.serving.scheduling.blocks import BlockPool
 from meshwright.serving.scheduling.limits import Limits
 from meshwright.serving.scheduling.request import Request, Status
