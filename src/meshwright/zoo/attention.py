@@ -114,9 +114,17 @@ def attend_cached(
 
 def _why_refused(backend: str, q: Array, sinks: Array | None, cap: float | None) -> str:
     """Why the fused kernel of the chip for which the program is traced does not take these queries; "" if it does."""
-    seq, head_dim = q.shape[1], q.shape[-1]
+    seq = q.shape[1]
     if backend == "tpu":
         return f"splash attention takes lengths that are multiples of {_LANES}, not {seq}" if seq % _LANES else ""
+    # Some versions train on even lengths only.
+    odd = f"cuDNN's fused attention takes even lengths, not {seq}" if seq % 2 else ""
+    return why_cudnn_refuses(q, sinks, cap) or odd
+
+
+def why_cudnn_refuses(q: Array, sinks: Array | None, cap: float | None) -> str:
+    """Why cuDNN's kernels do not take queries of this type and width on this chip, at any length; "" if they do."""
+    head_dim = q.shape[-1]
     major = getattr(jax.devices()[0], "compute_capability", "").partition(".")[0]
     largest = max((size for first, size in _LARGEST_HEAD if major.isdigit() and int(major) >= first), default=0)
     if not largest:
@@ -129,8 +137,7 @@ def _why_refused(backend: str, q: Array, sinks: Array | None, cap: float | None)
         return f"cuDNN's fused attention takes bfloat16 and float16, not {q.dtype}"
     if head_dim % 8 or head_dim > largest:
         return f"cuDNN's fused attention takes heads of multiples of 8 up to {largest} on this chip, not {head_dim}"
-    # Some versions train on even lengths only.
-    return f"cuDNN's fused attention takes even lengths, not {seq}" if seq % 2 else ""
+    return ""
 
 
 def _cudnn(q: Array, k: Array, v: Array, causal: bool, window: int | None, scale: float) -> Array:

@@ -1,0 +1,13 @@
+"""The decoding form of the zoo's decoders: one step over prompts and running sequences, with a cache, and sampling.
+
+The layers are those that are trained (`zoo/`): they take positions and what mixes queries, keys and values, and a cache
+mixes here. `decoder.py` is the step, `work.py` what it is told, `caches.py` keeps keys and values, `attention.py` picks
+the kernel, `sampling.py` draws the tokens.
+"""
+
+from meshwright.serving.models.caches import Cache, PagedCache, SlotCache
+from meshwright.serving.models.decoder import Decoder
+from meshwright.serving.models.sampling import Draw, Drawn, Kind
+from meshwright.serving.models.work import Shape
+
+__all__ = ["Cache", "Decoder", "Draw", "Drawn", "Kind", "PagedCache", "Shape", "SlotCache"]

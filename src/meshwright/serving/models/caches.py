@@ -1,0 +1,150 @@
+"""What keeps the keys and values of earlier tokens: pages that sequences share, or one contiguous slot for each.
+
+Both are plain data that says which arrays there are (`arrays`) and how a layer writes and reads them (`Writer`). Keys
+and values are arrays of their own for each layer: stacked ones are copied by each write.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.serving.models.attention import Options, attend_chunk, attend_last, attend_start
+from meshwright.serving.models.work import Prompts, Rows
+from meshwright.zoo.layers import Array, PyTree
+
+Pair = tuple[Array, Array]
+
+
+class Cache(Protocol):
+    """The contract of both kinds."""
+
+    dtype: str
+
+    def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
+        """The types of the arrays of all layers: for each a pair of keys and values."""
+
+    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Rows, options: Options) -> tuple[PyTree, Array]:
+        """Writes the last token of each running sequence, and attends to all of it.
+
+        Args:
+            layer: The arrays of one layer.
+            q: Queries, (rows, heads, head_dim).
+            new: The tokens' keys and values.
+            rows: Where they are.
+            options: What the layer says of attention.
+
+        Returns:
+            The layer's arrays, and the mixed values like `q`.
+        """
+
+    def prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Options) -> tuple[PyTree, Array]:
+        """The same of chunks of prompts, where queries are (sequences, tokens, heads, head_dim)."""
+
+
+@dataclass(frozen=True)
+class PagedCache:
+    """Blocks of `block_size` tokens that the tables of sequences name, so that prefixes can be shared."""
+
+    blocks: int
+    block_size: int
+    dtype: str
+
+    def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
+        one = jax.ShapeDtypeStruct((self.blocks, self.block_size, kv_heads, head_dim), self.dtype)
+        return [(one, one) for _ in range(layers)]
+
+    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Rows, options: Options) -> tuple[PyTree, Array]:
+        layer = self._write(layer, new, rows.tables[:, None], rows.positions[:, None], rows.active[:, None])
+        k, v = (self._read(pages, rows.tables) for pages in layer)
+        return layer, attend_last(q, k, v, rows.positions, options)
+
+    def prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Options) -> tuple[PyTree, Array]:
+        layer = self._write(layer, new, prompts.tables[:, None], prompts.positions, prompts.active)
+        if prompts.fresh:
+            return layer, attend_start(q, *new, options)
+        k, v = (self._read(pages, prompts.tables) for pages in layer)
+        return layer, attend_chunk(q, k, v, prompts.positions, options)
+
+    def _write(self, layer: PyTree, new: Pair, tables: Array, positions: Array, active: Array) -> PyTree:
+        """Writes tokens at (sequence, token); those that are not active go past the end, where writes are dropped."""
+        at = jnp.minimum(positions // self.block_size, tables.shape[-1] - 1)
+        block = jnp.take_along_axis(jnp.broadcast_to(tables, (*at.shape, tables.shape[-1])), at[..., None], axis=-1)
+        block = jnp.where(active, block[..., 0], self.blocks)
+        offset = positions % self.block_size
+        return tuple(
+            pages.at[block, offset].set(values.reshape(*at.shape, *pages.shape[2:]).astype(pages.dtype), mode="drop")
+            for pages, values in zip(layer, new, strict=True)
+        )
+
+    def _read(self, pages: Array, tables: Array) -> Array:
+        """The pages of each sequence one after the other, (sequences, length, kv_heads, head_dim)."""
+        gathered = pages.at[tables].get(mode="clip")
+        return gathered.reshape(tables.shape[0], -1, *pages.shape[2:])
+
+
+@dataclass(frozen=True)
+class SlotCache:
+    """A contiguous place of `length` tokens for each sequence, as cuDNN's kernels want it; the row is the slot.
+
+    The slots are in several `banks`: a step with few sequences reads only the first ones, since a kernel reads a tile
+    of keys even of a slot that nobody uses.
+    """
+
+    banks: tuple[int, ...]
+    length: int
+    dtype: str
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """The first slot of each bank."""
+        return (0, *accumulate(self.banks))[:-1]
+
+    def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
+        kinds = [jax.ShapeDtypeStruct((slots, self.length, kv_heads, head_dim), self.dtype) for slots in self.banks]
+        return [tuple((kind, kind) for kind in kinds) for _ in range(layers)]
+
+    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Rows, options: Options) -> tuple[PyTree, Array]:
+        count = q.shape[0]
+        banks, mixed = [], []
+        for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
+            if start >= count:
+                banks.append(bank)
+                continue
+            here = slice(start, start + slots)
+            place = jnp.where(rows.active[here], rows.positions[here], self.length)
+            kept = tuple(
+                array.at[jnp.arange(slots), place].set(values[here].astype(array.dtype), mode="drop")
+                for array, values in zip(bank, new, strict=True)
+            )
+            banks.append(kept)
+            mixed.append(attend_last(q[here], *kept, rows.positions[here], options))
+        return tuple(banks), jnp.concatenate(mixed) if len(mixed) > 1 else mixed[0]
+
+    def prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Options) -> tuple[PyTree, Array]:
+        banks = []
+        for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
+            inside = (prompts.slots >= start) & (prompts.slots < start + slots)
+            row = jnp.where(inside, prompts.slots - start, slots)[:, None]
+            place = jnp.where(prompts.active, prompts.positions, self.length)
+            banks.append(
+                tuple(
+                    array.at[row, place].set(values.astype(array.dtype), mode="drop")
+                    for array, values in zip(bank, new, strict=True)
+                )
+            )
+        if prompts.fresh:
+            return tuple(banks), attend_start(q, *new, options)
+        k, v = (self._read([bank[part] for bank in banks], prompts.slots) for part in (0, 1))
+        return tuple(banks), attend_chunk(q, k, v, prompts.positions, options)
+
+    def _read(self, banks: Sequence[Array], slots: Array) -> Array:
+        """The places of some sequences, (sequences, length, kv_heads, head_dim)."""
+        read = banks[0].at[slots].get(mode="clip")
+        for start, bank in zip(self.starts[1:], banks[1:], strict=True):
+            beyond = (slots >= start)[:, None, None, None]
+            read = jnp.where(beyond, bank.at[slots - start].get(mode="clip"), read)
+        return read

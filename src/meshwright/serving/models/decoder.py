@@ -1,0 +1,132 @@
+"""One step of a decoder of the zoo: the next token's scores of running sequences and of prompts, in one batch.
+
+All tokens of a step, whichever sequence they are of, are one line of tokens for the layers' products with weights; only
+attention takes them apart again. So a chunk of a prompt costs a step that reads all weights anyway little.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from meshwright.serving.models.attention import Options
+from meshwright.serving.models.caches import Cache
+from meshwright.serving.models.work import Prompts, Rows, Shape
+from meshwright.errors import ServingError
+from meshwright.zoo.layers import Array, PyTree
+
+#: Fields of a zoo `Config` whose values differ in serving: no token is dropped (each has buffers of its own), layers
+#: are unrolled (a scan copies weights and cache), and nothing is recomputed or left out.
+_SERVING = {"group_size": 1, "scan": False, "checkpoint": "none", "dropout": 0.0}
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model of the zoo to be served, with its cache.
+
+    Attributes:
+        config: The zoo's `Config`.
+        cache: What keeps keys and values.
+    """
+
+    config: Any
+    cache: Cache
+
+    @classmethod
+    def of(cls, config: Any, cache: Cache) -> "Decoder":
+        """The decoder of a config that may be one of training."""
+        own = {field.name for field in fields(config)}
+        if not hasattr(import_module(type(config).__module__), "logits"):
+            family = type(config).__module__.rpartition(".")[2]
+            raise ServingError(f"the zoo's {family} generates no text; give a decoder, such as one of llama or gpt")
+        return cls(replace(config, **{name: value for name, value in _SERVING.items() if name in own}), cache)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values in a layer."""
+        return getattr(self.config, "kv_heads", None) or self.config.heads
+
+    @property
+    def head_dim(self) -> int:
+        return getattr(self.config, "head_dim", None) or self.config.hidden // self.config.heads
+
+    def arrays(self) -> PyTree:
+        """The types of the cache's arrays."""
+        return self.cache.arrays(self.config.layers, self.kv_heads, self.head_dim)
+
+    def params(self) -> PyTree:
+        """The types of the parameters, in the dtype they are used in."""
+        init = import_module(type(self.config).__module__).init
+        shapes = jax.eval_shape(partial(init, self.config), jax.random.key(0))
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, self.config.dtype), shapes)
+
+    def step(
+        self, shape: Shape, params: PyTree, arrays: PyTree, last: Array, packed: Array
+    ) -> tuple[PyTree, Array, Array]:
+        """Computes a step.
+
+        Args:
+            shape: Its sizes.
+            params: The parameters.
+            arrays: The cache.
+            last: The token that was drawn last for each slot.
+            packed: What to compute, as `Shape.packed` and `Shape.unpack` say.
+
+        Returns:
+            The cache, the scores of the next token of each row, (rows, vocab), and of each chunk's last token,
+            (prompts, vocab).
+        """
+        rows, prompts = shape.unpack(packed)
+        given = jnp.where(rows.given >= 0, rows.given, last.at[rows.slots].get(mode="clip"))
+        tokens = jnp.concatenate([given, prompts.tokens.reshape(-1)])[None]
+        positions = jnp.concatenate([rows.positions, prompts.positions.reshape(-1)])
+        mix = _Mix(self.cache, list(arrays), rows, prompts)
+        ends = jnp.arange(shape.prompts) * shape.tokens + jnp.maximum(prompts.counts - 1, 0)
+        wanted = jnp.concatenate([jnp.arange(shape.rows), shape.rows + ends])
+        family = import_module(type(self.config).__module__)
+        # Padding may lie past the end of a table of positions; its scores are not looked at, but must be finite.
+        positions = jnp.minimum(positions, self._most_positions() - 1)
+        scores = family.logits(self.config, params, tokens, positions, mix, wanted)[0]
+        return mix.arrays, scores[: shape.rows], scores[shape.rows :]
+
+    def _most_positions(self) -> int:
+        return getattr(self.config, "positions", None) or 2**30
+
+
+class _Mix:
+    """What a model of the zoo calls once for each layer, in order; see `zoo.attention.Mix`."""
+
+    def __init__(self, cache: Cache, arrays: list[PyTree], rows: Rows, prompts: Prompts):
+        self.cache, self.arrays, self.rows, self.prompts = cache, arrays, rows, prompts
+        self._layer = 0
+
+    def __call__(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *,
+        causal: bool,
+        kind: str | None = None,
+        window: int | None = None,
+        scale: float | None = None,
+        sinks: Array | None = None,
+        cap: float | None = None,
+    ) -> Array:
+        options = Options(kind, window, q.shape[-1] ** -0.5 if scale is None else scale, sinks, cap)
+        count, layer, mixed = len(self.rows.slots), self.arrays[self._layer], []
+        q, k, v = q[0], k[0], v[0]
+        if count:
+            layer, part = self.cache.rows(layer, q[:count], (k[:count], v[:count]), self.rows, options)
+            mixed.append(part)
+        if len(self.prompts.slots):
+            shape = self.prompts.tokens.shape
+            queries, keys, values = (one[count:].reshape(*shape, *one.shape[1:]) for one in (q, k, v))
+            layer, part = self.cache.prompts(layer, queries, (keys, values), self.prompts, options)
+            mixed.append(part.reshape(-1, *part.shape[2:]))
+        self.arrays[self._layer] = layer
+        self._layer += 1
+        return (jnp.concatenate(mixed) if len(mixed) > 1 else mixed[0])[None]
