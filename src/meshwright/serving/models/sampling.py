@@ -17,7 +17,8 @@ from meshwright.zoo.layers import Array
 
 #: How many tokens each sequence can keep from ending its text early; a few numbers for each row of each step.
 MOST_STOPS = 8
-_COLUMNS = 8  # of `Draw.packed` before the stops
+#: The column that says whether stops are held back, and how many columns there are before theirs.
+HELD, _COLUMNS = 7, 8
 
 
 class Kind(IntEnum):
@@ -73,7 +74,7 @@ class Draw(NamedTuple):
         seed = jax.lax.bitcast_convert_type(packed[:, 2:4], jnp.uint32)
         temperature, top_p = (jax.lax.bitcast_convert_type(packed[:, at], jnp.float32) for at in (4, 6))
         return cls(
-            packed[:, 0], packed[:, 1], seed, temperature, packed[:, 5], top_p, packed[:, 7] > 0, packed[:, _COLUMNS:]
+            packed[:, 0], packed[:, 1], seed, temperature, packed[:, 5], top_p, packed[:, HELD] > 0, packed[:, _COLUMNS:]
         )
 
 

@@ -14,6 +14,7 @@ out at once, since a device carries out its steps in order.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from types import MappingProxyType
 
 from meshwright.errors import ServingError
@@ -80,7 +81,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in the order in which they came
         self._open: dict[int | str, Request] = {}
-        self._slots = list(range(limits.slots - 1, -1, -1))
+        self._slots = list(range(limits.slots))  # a heap: low slots first, so that steps of few requests are narrow
 
     @property
     def running(self) -> int:
@@ -226,7 +227,7 @@ class Scheduler:
             request.cached_tokens = computed
             self.prompt_tokens += request.num_prompt
             self.cached_tokens += computed
-        request.start(self._slots.pop(), prefix + self.pool.allocate(fresh), computed, len(prefix))
+        request.start(heappop(self._slots), prefix + self.pool.allocate(fresh), computed, len(prefix))
         return True
 
     def _will_grow(self, request: Request) -> bool:
@@ -247,5 +248,5 @@ class Scheduler:
         """Gives a running request's blocks and slot back."""
         assert request.slot is not None
         self.pool.free(request.block_table)
-        self._slots.append(request.slot)
+        heappush(self._slots, request.slot)
         request.stop(status)

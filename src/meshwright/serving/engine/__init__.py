@@ -1,0 +1,10 @@
+"""The engine: requests in, tokens out, with one step on the device ahead of the host.
+
+`buckets.py` cuts a planned step into calls of compiled shapes, `programs.py` compiles and runs them, `engine.py` is the
+loop.
+"""
+
+from meshwright.serving.engine.engine import Engine
+from meshwright.serving.engine.programs import Placement
+
+__all__ = ["Engine", "Placement"]

@@ -1,0 +1,59 @@
+"""A request as its client asked for it: how its tokens are drawn, and what is told of them."""
+
+import secrets
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshwright.serving.handle import Handle
+from meshwright.serving.models import Draw, Drawn, Kind
+from meshwright.serving.models.sampling import HELD
+from meshwright.serving.requests import Sampling, Token
+
+
+@dataclass
+class Client:
+    """One open request.
+
+    Attributes:
+        handle: Where its tokens go.
+        sampling: How they are drawn.
+        stops: All tokens that end it.
+    """
+
+    handle: Handle
+    sampling: Sampling
+    stops: frozenset[int]
+    kind: Kind = field(init=False)
+    _row: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        asked = self.sampling
+        seed = secrets.randbits(64) if asked.seed is None else asked.seed
+        held = tuple(sorted(self.stops)) if asked.min_tokens else ()
+        row = Draw.row(0, seed, asked.temperature, asked.top_k, asked.top_p, held)
+        self._row = np.array(row, np.int32)
+        self.kind = Kind.DRAWN if asked.temperature else Kind.GREEDY
+        if asked.temperature and (asked.top_k or asked.top_p < 1):
+            self.kind = Kind.FILTERED
+        if asked.logprobs:
+            self.kind = Kind.LISTED
+
+    def fill(self, line: np.ndarray, slot: int, index: int) -> None:
+        """Writes how the token number `index` is drawn into a line of `Draw.blank`."""
+        line[0], line[1:] = slot, self._row
+        line[1] = index
+        if index >= self.sampling.min_tokens:
+            line[HELD] = 0
+
+    def ends(self, token: int, index: int) -> bool:
+        """Whether a token is the last one."""
+        return token in self.stops and index + 1 >= self.sampling.min_tokens
+
+    def token(self, drawn: Drawn, row: int) -> Token:
+        """What the client is told of a token."""
+        number, asked = int(drawn.tokens[row]), self.sampling.logprobs
+        if asked is None:
+            return Token(number)
+        top = zip(drawn.top_tokens[row, :asked].tolist(), drawn.top_logprobs[row, :asked].tolist(), strict=True)
+        return Token(number, float(drawn.logprobs[row]), tuple(top) if asked else ())

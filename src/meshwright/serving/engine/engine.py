@@ -1,0 +1,255 @@
+"""The loop that schedules, runs and delivers; see `Engine`."""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright.errors import ServingError
+from meshwright.progress import Say, progress
+from meshwright.serving.engine.buckets import Buckets
+from meshwright.serving.engine.client import Client
+from meshwright.serving.engine.programs import Placement, Programs
+from meshwright.serving.handle import Handle, Listener
+from meshwright.serving.models import Cache, Decoder, Draw, Drawn, SlotCache
+from meshwright.serving.models.sampling import MOST_STOPS
+from meshwright.serving.requests import EngineStopped, Sampling, Stats, Token
+from meshwright.serving.scheduling import Limits, Request, Scheduler, Slice, StepPlan
+from meshwright.zoo.layers import PyTree
+
+log = logging.getLogger("meshwright")
+_STEPS_AVERAGED = 32
+
+
+class Engine:
+    """Serves one model: `submit` a prompt, and read its tokens from the handle.
+
+    A thread of its own schedules a step, sends it to the device, and only then takes the tokens of the step before: the
+    device always has its next step, and tokens go from one step to the next without passing the host.
+
+    Args:
+        config: The zoo's `Config` of the model.
+        params: Its parameters, in the dtype they are used in.
+        limits: What requests share.
+        cache: What keeps keys and values; it must hold what `limits` says.
+        placement: Where parameters and cache are; by default on the first device.
+        eos: Tokens that end a text.
+        on_progress: Is told what is compiled.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        params: PyTree,
+        limits: Limits,
+        cache: Cache,
+        *,
+        placement: Placement | None = None,
+        eos: Sequence[int] = (),
+        on_progress: Say | None = None,
+    ):
+        self.limits, self.eos, self.vocab = limits, tuple(eos), config.vocab
+        self._buckets = Buckets(limits, isinstance(cache, SlotCache))
+        decoder = Decoder.of(config, cache)
+        self._programs = Programs(decoder, params, limits.slots, placement or Placement.single(decoder))
+        with progress(on_progress) as say:
+            self._programs.compile(self._buckets.shapes(), self._buckets.draws(), say)
+        self._scheduler = Scheduler(limits)
+        self._ids = itertools.count()
+        self._clients: dict[int, Client] = {}
+        self._lock = threading.Condition()  # of everything that the loop and callers share
+        self._refusing = ""  # why no more requests are taken
+        self._closing = False
+        self._steps = self._tokens_out = 0
+        self._step_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="meshwright engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling, listener: Listener | None = None) -> Handle:
+        """Takes a request.
+
+        Args:
+            prompt: Its tokens.
+            sampling: How it goes on.
+            listener: Is told of each token in place of the handle.
+
+        Raises:
+            Overloaded: The queue is full.
+            ServingError: It is too long, or asks for what the engine does not do.
+            EngineStopped: The engine takes no more requests.
+        """
+        tokens = [int(token) for token in prompt]
+        outside = next((token for token in tokens if not 0 <= token < self.vocab), None)
+        if outside is not None:
+            raise ServingError(f"the prompt has token {outside}, and the vocabulary goes from 0 to {self.vocab - 1}")
+        stops = tuple(dict.fromkeys([*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos)]))
+        if sampling.min_tokens and len(stops) > MOST_STOPS:
+            raise ServingError(
+                f"{len(stops)} tokens would end the text, and min_tokens can hold {MOST_STOPS} back; give fewer "
+                "stop_token_ids, or min_tokens=0"
+            )
+        with self._lock:
+            if self._refusing:
+                raise EngineStopped(self._refusing)
+            number = next(self._ids)
+            request = Request(number, tokens, sampling.max_tokens, time.monotonic())
+            self._scheduler.add(request)
+            handle = Handle(number, self._cancel, listener)
+            self._clients[number] = Client(handle, sampling, frozenset(stops))
+            self._lock.notify_all()
+        return handle
+
+    def stats(self) -> Stats:
+        """How the engine does now."""
+        with self._lock:
+            scheduler = self._scheduler
+            return Stats(
+                running=scheduler.running,
+                waiting=scheduler.waiting,
+                slots=self.limits.slots,
+                blocks_used=scheduler.pool.used,
+                blocks=scheduler.pool.blocks,
+                tokens_in=scheduler.prompt_tokens,
+                prefix_hits=scheduler.cached_tokens,
+                tokens_out=self._tokens_out,
+                preemptions=scheduler.preemptions,
+                steps=self._steps,
+                step_s=self._step_s,
+            )
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Takes no more requests and waits for those that are open; returns whether all have ended in time."""
+        with self._lock:
+            self._refusing = self._refusing or "the engine is being drained and takes no more requests"
+            return self._lock.wait_for(lambda: not self._clients, timeout_s)
+
+    def close(self) -> None:
+        """Ends the engine; requests that are open are cancelled."""
+        with self._lock:
+            self._refusing = self._refusing or "the engine is closed"
+            self._closing = True
+            for number in list(self._clients):
+                self._scheduler.cancel(number)
+                self._end(number, "cancelled")
+            self._lock.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _cancel(self, number: int) -> None:
+        with self._lock:
+            if number in self._clients:
+                self._scheduler.cancel(number)
+                self._end(number, "cancelled")
+
+    def _end(self, number: int, reason: str, error: str = "") -> None:
+        self._clients.pop(number).handle.end(reason, error)
+        self._lock.notify_all()
+
+    def _run(self) -> None:
+        """The loop; whatever goes wrong in it ends all requests with what it was."""
+        try:
+            self._loop()
+        except Exception as error:
+            log.exception("the engine has failed")
+            with self._lock:
+                self._refusing = f"the engine has failed: {type(error).__name__}: {error}"
+                for number in list(self._clients):
+                    self._end(number, "error", self._refusing)
+
+    def _loop(self) -> None:
+        flying: _Flight | None = None
+        landed = time.perf_counter()
+        while True:
+            with self._lock:
+                if flying is None and not self._clients and not self._closing:
+                    self._lock.wait_for(lambda: self._clients or self._closing)
+                    landed = time.perf_counter()
+                if self._closing:
+                    return
+                plan = self._scheduler.schedule()
+                draws = {piece: self._draw_of(piece) for piece in plan.slices if piece.samples}
+            following = self._launch(plan, draws) if plan.slices else None
+            if flying is not None:
+                self._land(flying)
+                now = time.perf_counter()
+                self._step_s += (now - landed - self._step_s) / min(self._steps, _STEPS_AVERAGED)
+                landed = now
+            flying = following
+
+    def _draw_of(self, piece: Slice) -> "_Draw":
+        return _Draw(self._clients[piece.request.id], piece.request.num_generated - 1)
+
+    def _launch(self, plan: StepPlan, draws: "Mapping[Slice, _Draw]") -> "_Flight":
+        """Sends a step to the device, and the draws of its tokens."""
+        flight = _Flight(plan, draws, [])
+        for call in self._buckets.calls(plan):
+            rows, prompts = self._programs.step(call.shape, self._buckets.packed(call))
+            for scores, numbers, pieces in (
+                (rows, self._buckets.row_numbers(call), call.rows),
+                (prompts, range(len(call.prompts)), call.prompts),
+            ):
+                places = [place for place in zip(numbers, pieces, strict=True) if place[1].samples]
+                if places:
+                    flight.results.append((self._sample(scores, places, draws), places))
+        return flight
+
+    def _sample(
+        self, scores: jax.Array, places: "Sequence[_Place]", draws: "Mapping[Slice, _Draw]"
+    ) -> jax.Array:
+        packed = Draw.blank(scores.shape[0], self.limits.slots)
+        for row, piece in places:
+            one = draws[piece]
+            one.client.fill(packed[row], piece.slot, one.index)
+        kind = max(draws[piece].client.kind for _, piece in places)
+        return self._programs.draw(kind, scores, packed)
+
+    def _land(self, flight: "_Flight") -> None:
+        """Takes the tokens of a step and gives them to whoever asked."""
+        tokens: dict[Slice, Token] = {}
+        for array, places in flight.results:
+            drawn = Drawn.unpack(np.asarray(array))
+            for row, piece in places:
+                tokens[piece] = flight.draws[piece].client.token(drawn, row)
+        with self._lock:
+            self._steps += 1
+            alive = [piece for piece in flight.draws if piece.request.id in self._clients]
+            ended = {
+                piece.request.id: "stop"
+                for piece in alive
+                if flight.draws[piece].client.ends(tokens[piece].id, flight.draws[piece].index)
+            }
+            over = self._scheduler.commit(flight.plan, [tokens[piece].id for piece in flight.draws], ended)
+            for piece in alive:
+                handle = flight.draws[piece].client.handle
+                handle.cached_tokens = piece.request.cached_tokens
+                handle.give(tokens[piece])
+            self._tokens_out += len(alive)
+            for request in over:
+                assert request.finish_reason is not None
+                self._end(int(request.id), request.finish_reason)
+
+
+_Place = tuple[int, Slice]  # a row of some scores, and what it is of
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """Whose token a slice draws, and which of them."""
+
+    client: Client
+    index: int
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step on the device: what it draws, with the row of each slice in it."""
+
+    plan: StepPlan
+    draws: Mapping[Slice, _Draw]
+    results: list[tuple[jax.Array, Sequence[_Place]]]
