@@ -40,6 +40,18 @@ def row_ladder(slots: int) -> tuple[int, ...]:
     return (*steps, slots) if slots > 1 else (1,)
 
 
+def length_ladder(chunk: int) -> tuple[int, ...]:
+    """The lengths of chunks that are compiled.
+
+    >>> length_ladder(2048), length_ladder(8)
+    ((32, 128, 512, 2048), (8,))
+    """
+    lengths = [chunk]
+    while lengths[0] // _TOKENS_APART >= _LEAST_TOKENS:
+        lengths.insert(0, lengths[0] // _TOKENS_APART)
+    return tuple(lengths)
+
+
 @dataclass(frozen=True)
 class Buckets:
     """The shapes of one engine.
@@ -47,10 +59,12 @@ class Buckets:
     Attributes:
         limits: What the scheduler keeps to.
         contiguous: Whether each slot has a place of its own, so that a row is a slot; otherwise blocks have tables.
+        lengths: Lengths of chunks, the shortest first and the longest as long as `limits` allows.
     """
 
     limits: Limits
     contiguous: bool
+    lengths: tuple[int, ...]
 
     @property
     def width(self) -> int:
@@ -67,14 +81,6 @@ class Buckets:
         """Rows of steps with prompts, which take longer anyway: few sequences, or any number."""
         few = [rows for rows in self.rows[:-1] if rows == _ROWS_APART]
         return (*few, self.rows[-1])
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Lengths of chunks, the shortest first."""
-        lengths = [self.limits.chunk]
-        while lengths[0] // _TOKENS_APART >= _LEAST_TOKENS:
-            lengths.insert(0, lengths[0] // _TOKENS_APART)
-        return tuple(lengths)
 
     def together(self, tokens: int) -> int:
         """How many chunks of a length are computed in one call, where there are several."""

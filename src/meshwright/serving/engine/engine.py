@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.errors import ServingError
 from meshwright.progress import Say, progress
-from meshwright.serving.engine.buckets import Buckets
+from meshwright.serving.engine.buckets import Buckets, length_ladder
 from meshwright.serving.engine.client import Client
 from meshwright.serving.engine.programs import Placement, Programs
 from meshwright.serving.handle import Handle, Listener
@@ -40,6 +40,7 @@ class Engine:
         cache: What keeps keys and values; it must hold what `limits` says.
         placement: Where parameters and cache are; by default on the first device.
         eos: Tokens that end a text.
+        lengths: The lengths that chunks of prompts are padded to, beside that of `limits`; by default four times apart.
         on_progress: Is told what is compiled.
     """
 
@@ -52,10 +53,12 @@ class Engine:
         *,
         placement: Placement | None = None,
         eos: Sequence[int] = (),
+        lengths: Sequence[int] | None = None,
         on_progress: Say | None = None,
     ):
         self.limits, self.eos, self.vocab = limits, tuple(eos), config.vocab
-        self._buckets = Buckets(limits, isinstance(cache, SlotCache))
+        chosen = length_ladder(limits.chunk) if lengths is None else sorted({*lengths, limits.chunk})
+        self._buckets = Buckets(limits, isinstance(cache, SlotCache), tuple(chosen))
         decoder = Decoder.of(config, cache)
         self._programs = Programs(decoder, params, limits.slots, placement or Placement.single(decoder))
         with progress(on_progress) as say:
@@ -183,7 +186,7 @@ class Engine:
             flying = following
 
     def _draw_of(self, piece: Slice) -> "_Draw":
-        return _Draw(self._clients[piece.request.id], piece.request.num_generated - 1)
+        return _Draw(self._clients[int(piece.request.id)], piece.request.num_generated - 1)
 
     def _launch(self, plan: StepPlan, draws: "Mapping[Slice, _Draw]") -> "_Flight":
         """Sends a step to the device, and the draws of its tokens."""
@@ -199,9 +202,7 @@ class Engine:
                     flight.results.append((self._sample(scores, places, draws), places))
         return flight
 
-    def _sample(
-        self, scores: jax.Array, places: "Sequence[_Place]", draws: "Mapping[Slice, _Draw]"
-    ) -> jax.Array:
+    def _sample(self, scores: jax.Array, places: "Sequence[_Place]", draws: "Mapping[Slice, _Draw]") -> jax.Array:
         packed = Draw.blank(scores.shape[0], self.limits.slots)
         for row, piece in places:
             one = draws[piece]

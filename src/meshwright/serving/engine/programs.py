@@ -1,4 +1,4 @@
-"""The compiled steps of an engine with what stays on the devices: parameters, cache, and the last token of each slot."""
+"""An engine's compiled steps, with what stays on the devices: parameters, cache, and the last token of each slot."""
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -116,12 +116,12 @@ class SlotCache:
                 continue
             here = slice(start, start + slots)
             place = jnp.where(rows.active[here], rows.positions[here], self.length)
-            kept = tuple(
+            k, v = (
                 array.at[jnp.arange(slots), place].set(values[here].astype(array.dtype), mode="drop")
                 for array, values in zip(bank, new, strict=True)
             )
-            banks.append(kept)
-            mixed.append(attend_last(q[here], *kept, rows.positions[here], options))
+            banks.append((k, v))
+            mixed.append(attend_last(q[here], k, v, rows.positions[here], options))
         return tuple(banks), jnp.concatenate(mixed) if len(mixed) > 1 else mixed[0]
 
     def prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Options) -> tuple[PyTree, Array]:

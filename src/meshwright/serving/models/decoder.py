@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshwright.errors import ServingError
 from meshwright.serving.models.attention import Options
 from meshwright.serving.models.caches import Cache
 from meshwright.serving.models.work import Prompts, Rows, Shape
-from meshwright.errors import ServingError
 from meshwright.zoo.layers import Array, PyTree
 
 #: Fields of a zoo `Config` whose values differ in serving: no token is dropped (each has buffers of its own), layers

@@ -35,7 +35,7 @@ class Draw(NamedTuple):
 
     Attributes:
         slots: Where the drawn token is kept for the next step; past the last slot to keep it nowhere.
-        index: How many tokens the sequence has drawn before.
+        drawn: How many tokens the sequence has drawn before.
         seed: 64 bits, as two numbers.
         temperature: 0 for the likeliest token.
         top_k: Of how many of the likeliest tokens to draw; 0 for all.
@@ -45,7 +45,7 @@ class Draw(NamedTuple):
     """
 
     slots: Array
-    index: Array
+    drawn: Array
     seed: Array
     temperature: Array
     top_k: Array
@@ -73,9 +73,8 @@ class Draw(NamedTuple):
         """The reverse of `row`, for all rows."""
         seed = jax.lax.bitcast_convert_type(packed[:, 2:4], jnp.uint32)
         temperature, top_p = (jax.lax.bitcast_convert_type(packed[:, at], jnp.float32) for at in (4, 6))
-        return cls(
-            packed[:, 0], packed[:, 1], seed, temperature, packed[:, 5], top_p, packed[:, HELD] > 0, packed[:, _COLUMNS:]
-        )
+        held, stops = packed[:, HELD] > 0, packed[:, _COLUMNS:]
+        return cls(packed[:, 0], packed[:, 1], seed, temperature, packed[:, 5], top_p, held, stops)
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def draw(kind: Kind, listed: int, scores: Array, last: Array, packed: Array) -> 
         scaled = allowed / jnp.where(how.temperature > 0, how.temperature, 1)[:, None]
         if kind >= Kind.FILTERED:
             scaled = _filtered(scaled, how.top_k, how.top_p)
-        noise = jax.vmap(lambda seed, index: _gumbel(seed, index, past))(how.seed, how.index)
+        noise = jax.vmap(lambda seed, index: _gumbel(seed, index, past))(how.seed, how.drawn)
         random = jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
         tokens = jnp.where(how.temperature > 0, random, tokens)
     taken = jnp.take_along_axis(logprobs, tokens[:, None], axis=1)

@@ -5,7 +5,7 @@ for forty thousand.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -100,7 +100,7 @@ class Shape:
         prompts.slots[:], prompts.tables[:] = 0, fill_table
         return vector
 
-    def unpack(self, vector: Array) -> tuple[Rows, Prompts]:
+    def unpack(self, vector: Any) -> tuple[Rows, Prompts]:
         """The parts of a packed vector, views of it where it is NumPy's."""
         columns = vector[: self.rows * (3 + self.width)].reshape(3 + self.width, self.rows)
         rows = Rows(columns[0], columns[1], columns[2], columns[3:].T)
