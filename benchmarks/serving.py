@@ -26,7 +26,7 @@ import numpy as np
 from meshwright import zoo
 from meshwright.serving.engine import Engine
 from meshwright.serving.engine.buckets import row_ladder
-from meshwright.serving.models import Decoder, Draw, Kind, Shape, SlotCache
+from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape
 from meshwright.serving.requests import Sampling
 from meshwright.serving.scheduling import Limits
 
@@ -79,14 +79,14 @@ def agreement(report):
             arrays = jax.tree.map(lambda kind: jnp.zeros(kind.shape, kind.dtype), decoder.arrays())
             last, kept = jnp.zeros(4, jnp.int32), []
             for start, end, fresh in ((0, 60, True), (60, 90, False)):
-                shape = Shape(4, 1, 64, fresh, 0)
+                shape = StepShape(4, 1, 64, fresh, 0)
                 packed = shape.packed(0)
                 prompts = shape.unpack(packed)[1]
                 prompts.tokens[0, : end - start] = tokens[start:end]
                 prompts.starts[0], prompts.counts[0], prompts.slots[0] = start, end - start, 2
                 arrays, _, of_prompts = jax.jit(partial(decoder.step, shape))(params, arrays, last, packed)
                 kept.append(np.asarray(of_prompts[0], np.float32))
-            shape = Shape(4, 0, 0, False, 0)
+            shape = StepShape(4, 0, 0, False, 0)
             step = jax.jit(partial(decoder.step, shape))
             for at in range(90, 100):
                 packed = shape.packed(0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwright.serving.models import Shape
+from meshwright.serving.models import StepShape
 from meshwright.serving.scheduling import Limits, Slice, StepPlan
 
 _ROWS_APART = 8  # a product with few rows takes about as long as with one
@@ -20,10 +20,10 @@ _MOST_PROMPTS = 16
 
 
 @dataclass(frozen=True)
-class Call:
+class PaddedCall:
     """One call of a compiled shape; prompts fill its first chunks, rows stand where `row_of` says."""
 
-    shape: Shape
+    shape: StepShape
     rows: Sequence[Slice]
     prompts: Sequence[Slice]
 
@@ -86,7 +86,7 @@ class Buckets:
         """How many chunks of a length are computed in one call, where there are several."""
         return max(1, min(self.limits.slots, self.limits.chunk // tokens, _MOST_PROMPTS))
 
-    def shapes(self) -> list[Shape]:
+    def shapes(self) -> list[StepShape]:
         """All shapes that can occur, the longest to compile first."""
         found = {self._shape(rows, 0, 0, False) for rows in self.rows}
         for rows in self.mixed_rows:
@@ -102,10 +102,10 @@ class Buckets:
         """The numbers of tokens that are drawn together."""
         return sorted({*self.rows, 1, *map(self.together, self.lengths)})
 
-    def _shape(self, rows: int, prompts: int, tokens: int, fresh: bool) -> Shape:
-        return Shape(rows, prompts, tokens, fresh, self.width)
+    def _shape(self, rows: int, prompts: int, tokens: int, fresh: bool) -> StepShape:
+        return StepShape(rows, prompts, tokens, fresh, self.width)
 
-    def calls(self, plan: StepPlan) -> Iterator[Call]:
+    def calls(self, plan: StepPlan) -> Iterator[PaddedCall]:
         """The calls that compute a step, in any order."""
         rows = [piece for piece in plan.slices if piece.count == 1]
         groups: dict[tuple[int, bool], list[Slice]] = defaultdict(list)
@@ -114,20 +114,20 @@ class Buckets:
                 tokens = next(length for length in self.lengths if length >= piece.count)
                 groups[tokens, self.contiguous and piece.start == 0].append(piece)
         if not groups:
-            yield Call(self._shape(self._enough(self.rows, rows), 0, 0, False), rows, ())
+            yield PaddedCall(self._shape(self._enough(self.rows, rows), 0, 0, False), rows, ())
         for (tokens, fresh), pieces in groups.items():
             most = 1 if self.contiguous and not fresh else self.together(tokens)
             for first in range(0, len(pieces), most):
                 some = pieces[first : first + most]
                 prompts = 1 if len(some) == 1 else most
-                yield Call(self._shape(self._enough(self.mixed_rows, rows), prompts, tokens, fresh), rows, some)
+                yield PaddedCall(self._shape(self._enough(self.mixed_rows, rows), prompts, tokens, fresh), rows, some)
                 rows = []  # they have been computed
 
     def _enough(self, ladder: Sequence[int], rows: Sequence[Slice]) -> int:
         wanted = max((piece.slot + 1 for piece in rows), default=1) if self.contiguous else len(rows)
         return next(step for step in ladder if step >= wanted)
 
-    def packed(self, call: Call) -> np.ndarray:
+    def packed(self, call: PaddedCall) -> np.ndarray:
         """What the device is told of a call."""
         vector = call.shape.packed(0)
         rows, prompts = call.shape.unpack(vector)
@@ -144,6 +144,6 @@ class Buckets:
                 prompts.tables[number, : len(piece.block_table)] = piece.block_table
         return vector
 
-    def row_numbers(self, call: Call) -> Sequence[int]:
+    def row_numbers(self, call: PaddedCall) -> Sequence[int]:
         """The row of each slice of `call.rows`."""
         return [piece.slot for piece in call.rows] if self.contiguous else range(len(call.rows))

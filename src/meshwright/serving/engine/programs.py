@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.progress import Say
-from meshwright.serving.models import Decoder, Draw, Kind, Shape
+from meshwright.serving.models import Decoder, Draw, Kind, StepShape
 from meshwright.serving.models.sampling import draw
 from meshwright.serving.requests import MOST_LOGPROBS
 from meshwright.zoo.layers import PyTree
@@ -52,7 +52,7 @@ class Programs:
         self.last = _zeros(jax.ShapeDtypeStruct((slots,), jnp.int32), placement.rest)
         self._compiled: dict[Hashable, Compiled] = {}
 
-    def compile(self, shapes: Sequence[Shape], draws: Iterable[int], say: Say) -> None:
+    def compile(self, shapes: Sequence[StepShape], draws: Iterable[int], say: Say) -> None:
         """Compiles steps, and all kinds of draws of so many tokens, several at a time."""
         work: list[tuple[Hashable, Callable[[], Compiled]]] = []
         work += [(shape, partial(self._compile_step, shape)) for shape in shapes]
@@ -65,7 +65,7 @@ class Programs:
                 self._compiled[key] = compiled
                 say(f"compiling the steps: {number + 1} of {len(work)}")
 
-    def step(self, shape: Shape, packed: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    def step(self, shape: StepShape, packed: np.ndarray) -> tuple[jax.Array, jax.Array]:
         """Runs a step; the scores of its rows and of its prompts, still on the device."""
         self.arrays, rows, prompts = self._compiled[shape](self.params, self.arrays, self.last, packed)
         return rows, prompts
@@ -76,7 +76,7 @@ class Programs:
         drawn.copy_to_host_async()
         return drawn
 
-    def _compile_step(self, shape: Shape) -> Compiled:
+    def _compile_step(self, shape: StepShape) -> Compiled:
         place = self.placement
         function = jax.jit(
             partial(self.decoder.step, shape),

@@ -8,6 +8,6 @@ the kernel, `sampling.py` draws the tokens.
 from meshwright.serving.models.caches import Cache, PagedCache, SlotCache
 from meshwright.serving.models.decoder import Decoder
 from meshwright.serving.models.sampling import Draw, Drawn, Kind
-from meshwright.serving.models.work import Shape
+from meshwright.serving.models.work import StepShape
 
-__all__ = ["Cache", "Decoder", "Draw", "Drawn", "Kind", "PagedCache", "Shape", "SlotCache"]
+__all__ = ["Cache", "Decoder", "Draw", "Drawn", "Kind", "PagedCache", "SlotCache", "StepShape"]

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.errors import ServingError
-from meshwright.serving.models.attention import Options
+from meshwright.serving.models.attention import LayerOptions
 from meshwright.serving.models.caches import Cache
-from meshwright.serving.models.work import Prompts, Rows, Shape
+from meshwright.serving.models.work import Prompts, Rows, StepShape
 from meshwright.zoo.layers import Array, PyTree
 
 #: Fields of a zoo `Config` whose values differ in serving: no token is dropped (each has buffers of its own), layers
@@ -64,7 +64,7 @@ class Decoder:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, self.config.dtype), shapes)
 
     def step(
-        self, shape: Shape, params: PyTree, arrays: PyTree, last: Array, packed: Array
+        self, shape: StepShape, params: PyTree, arrays: PyTree, last: Array, packed: Array
     ) -> tuple[PyTree, Array, Array]:
         """Computes a step.
 
@@ -73,7 +73,7 @@ class Decoder:
             params: The parameters.
             arrays: The cache.
             last: The token that was drawn last for each slot.
-            packed: What to compute, as `Shape.packed` and `Shape.unpack` say.
+            packed: What to compute, as `StepShape.packed` and `StepShape.unpack` say.
 
         Returns:
             The cache, the scores of the next token of each row, (rows, vocab), and of each chunk's last token,
@@ -116,7 +116,7 @@ class _Mix:
         sinks: Array | None = None,
         cap: float | None = None,
     ) -> Array:
-        options = Options(kind, window, q.shape[-1] ** -0.5 if scale is None else scale, sinks, cap)
+        options = LayerOptions(kind, window, q.shape[-1] ** -0.5 if scale is None else scale, sinks, cap)
         count, layer, mixed = len(self.rows.slots), self.arrays[self._layer], []
         q, k, v = q[0], k[0], v[0]
         if count:

@@ -69,7 +69,7 @@ class Prompts(NamedTuple):
 
 
 @dataclass(frozen=True, order=True)
-class Shape:
+class StepShape:
     """The sizes that a step is compiled for.
 
     Attributes:
