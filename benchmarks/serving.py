@@ -34,7 +34,7 @@ STARTED = time.perf_counter()
 
 
 class Report:
-    """Rows that are printed and kept as they come."""
+    """Running that are printed and kept as they come."""
 
     def __init__(self, folder):
         self.path = Path(folder) / "serving.jsonl"

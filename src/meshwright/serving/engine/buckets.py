@@ -73,12 +73,12 @@ class Buckets:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Rows of steps without prompts."""
+        """Running of steps without prompts."""
         return row_ladder(self.limits.slots)
 
     @property
     def mixed_rows(self) -> tuple[int, ...]:
-        """Rows of steps with prompts, which take longer anyway: few sequences, or any number."""
+        """Running of steps with prompts, which take longer anyway: few sequences, or any number."""
         few = [rows for rows in self.rows[:-1] if rows == _ROWS_APART]
         return (*few, self.rows[-1])
 

@@ -10,7 +10,7 @@ from meshwright.zoo.layers import Array
 
 
 @dataclass(frozen=True)
-class LayerOptions:
+class Scoring:
     """What a layer says of its attention; the arguments of `zoo.attention.attend`."""
 
     kind: str | None
@@ -20,7 +20,7 @@ class LayerOptions:
     cap: float | None
 
 
-def attend_last(q: Array, k: Array, v: Array, positions: Array, options: LayerOptions) -> Array:
+def attend_last(q: Array, k: Array, v: Array, positions: Array, options: Scoring) -> Array:
     """Attention of the last token of each sequence, over all before it.
 
     Args:
@@ -42,7 +42,7 @@ def attend_last(q: Array, k: Array, v: Array, positions: Array, options: LayerOp
     return mixed[:, 0]
 
 
-def attend_chunk(q: Array, k: Array, v: Array, positions: Array, options: LayerOptions) -> Array:
+def attend_chunk(q: Array, k: Array, v: Array, positions: Array, options: Scoring) -> Array:
     """Attention of chunks of prompts, over all before and within them.
 
     Args:
@@ -57,17 +57,17 @@ def attend_chunk(q: Array, k: Array, v: Array, positions: Array, options: LayerO
     return _masked(q, k, v, positions, options)
 
 
-def attend_start(q: Array, k: Array, v: Array, options: LayerOptions) -> Array:
+def attend_start(q: Array, k: Array, v: Array, options: Scoring) -> Array:
     """Attention of chunks that begin their sequences, which need no cache: causal, as in training."""
     return attend(q, k, v, causal=True, **vars(options))
 
 
-def _has_kernel(q: Array, options: LayerOptions) -> bool:
+def _has_kernel(q: Array, options: Scoring) -> bool:
     refused = jax.default_backend() != "gpu" or why_cudnn_refuses(q, options.sinks, options.cap)
     return options.kind != "plain" and not refused
 
 
-def _masked(q: Array, k: Array, v: Array, positions: Array, options: LayerOptions) -> Array:
+def _masked(q: Array, k: Array, v: Array, positions: Array, options: Scoring) -> Array:
     """cuDNN's kernel with a mask, since its own causal one begins at position 0."""
     back = positions[:, :, None] - jnp.arange(k.shape[1])  # how far each key lies before each query
     seen = back >= 0
@@ -76,7 +76,7 @@ def _masked(q: Array, k: Array, v: Array, positions: Array, options: LayerOption
     return jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], scale=options.scale, implementation="cudnn")
 
 
-def _plain(q: Array, k: Array, v: Array, positions: Array, options: LayerOptions) -> Array:
+def _plain(q: Array, k: Array, v: Array, positions: Array, options: Scoring) -> Array:
     return attend_cached(
         q, k, v, positions, window=options.window, scale=options.scale, sinks=options.sinks, cap=options.cap
     )

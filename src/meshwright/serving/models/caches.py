@@ -12,8 +12,8 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
-from meshwright.serving.models.attention import LayerOptions, attend_chunk, attend_last, attend_start
-from meshwright.serving.models.work import Prompts, Rows
+from meshwright.serving.models.attention import Scoring, attend_chunk, attend_last, attend_start
+from meshwright.serving.models.work import Prompts, Running
 from meshwright.zoo.layers import Array, PyTree
 
 Pair = tuple[Array, Array]
@@ -27,7 +27,7 @@ class Cache(Protocol):
     def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
         """The types of the arrays of all layers: for each a pair of keys and values."""
 
-    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Rows, options: LayerOptions) -> tuple[PyTree, Array]:
+    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[PyTree, Array]:
         """Writes the last token of each running sequence, and attends to all of it.
 
         Args:
@@ -41,9 +41,7 @@ class Cache(Protocol):
             The layer's arrays, and the mixed values like `q`.
         """
 
-    def prompts(
-        self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: LayerOptions
-    ) -> tuple[PyTree, Array]:
+    def prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> tuple[PyTree, Array]:
         """The same of chunks of prompts, where queries are (sequences, tokens, heads, head_dim)."""
 
 
@@ -59,14 +57,12 @@ class PagedCache:
         one = jax.ShapeDtypeStruct((self.blocks, self.block_size, kv_heads, head_dim), self.dtype)
         return [(one, one) for _ in range(layers)]
 
-    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Rows, options: LayerOptions) -> tuple[PyTree, Array]:
+    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[PyTree, Array]:
         layer = self._write(layer, new, rows.tables[:, None], rows.positions[:, None], rows.active[:, None])
         k, v = (self._read(pages, rows.tables) for pages in layer)
         return layer, attend_last(q, k, v, rows.positions, options)
 
-    def prompts(
-        self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: LayerOptions
-    ) -> tuple[PyTree, Array]:
+    def prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> tuple[PyTree, Array]:
         layer = self._write(layer, new, prompts.tables[:, None], prompts.positions, prompts.active)
         if prompts.fresh:
             return layer, attend_start(q, *new, options)
@@ -111,7 +107,7 @@ class SlotCache:
         kinds = [jax.ShapeDtypeStruct((slots, self.length, kv_heads, head_dim), self.dtype) for slots in self.banks]
         return [tuple((kind, kind) for kind in kinds) for _ in range(layers)]
 
-    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Rows, options: LayerOptions) -> tuple[PyTree, Array]:
+    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[PyTree, Array]:
         count = q.shape[0]
         banks, mixed = [], []
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
@@ -128,9 +124,7 @@ class SlotCache:
             mixed.append(attend_last(q[here], k, v, rows.positions[here], options))
         return tuple(banks), jnp.concatenate(mixed) if len(mixed) > 1 else mixed[0]
 
-    def prompts(
-        self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: LayerOptions
-    ) -> tuple[PyTree, Array]:
+    def prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> tuple[PyTree, Array]:
         banks = []
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
             inside = (prompts.slots >= start) & (prompts.slots < start + slots)

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.errors import ServingError
-from meshwright.serving.models.attention import LayerOptions
+from meshwright.serving.models.attention import Scoring
 from meshwright.serving.models.caches import Cache
-from meshwright.serving.models.work import Prompts, Rows, StepShape
+from meshwright.serving.models.work import Prompts, Running, StepShape
 from meshwright.zoo.layers import Array, PyTree
 
 #: Fields of a zoo `Config` whose values differ in serving: no token is dropped (each has buffers of its own), layers
@@ -99,7 +99,7 @@ class Decoder:
 class _Mix:
     """What a model of the zoo calls once for each layer, in order; see `zoo.attention.Mix`."""
 
-    def __init__(self, cache: Cache, arrays: list[PyTree], rows: Rows, prompts: Prompts):
+    def __init__(self, cache: Cache, arrays: list[PyTree], rows: Running, prompts: Prompts):
         self.cache, self.arrays, self.rows, self.prompts = cache, arrays, rows, prompts
         self._layer = 0
 
@@ -116,7 +116,7 @@ class _Mix:
         sinks: Array | None = None,
         cap: float | None = None,
     ) -> Array:
-        options = LayerOptions(kind, window, q.shape[-1] ** -0.5 if scale is None else scale, sinks, cap)
+        options = Scoring(kind, window, q.shape[-1] ** -0.5 if scale is None else scale, sinks, cap)
         count, layer, mixed = len(self.rows.slots), self.arrays[self._layer], []
         q, k, v = q[0], k[0], v[0]
         if count:

@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.zoo.layers import Array
 
 
-class Rows(NamedTuple):
+class Running(NamedTuple):
     """Running sequences, each with one token.
 
     Attributes:
@@ -100,10 +100,10 @@ class StepShape:
         prompts.slots[:], prompts.tables[:] = 0, fill_table
         return vector
 
-    def unpack(self, vector: Any) -> tuple[Rows, Prompts]:
+    def unpack(self, vector: Any) -> tuple[Running, Prompts]:
         """The parts of a packed vector, views of it where it is NumPy's."""
         columns = vector[: self.rows * (3 + self.width)].reshape(3 + self.width, self.rows)
-        rows = Rows(columns[0], columns[1], columns[2], columns[3:].T)
+        rows = Running(columns[0], columns[1], columns[2], columns[3:].T)
         rest = vector[self.rows * (3 + self.width) :].reshape(3 + self.width + self.tokens, self.prompts)
         tables = rest[3 : 3 + self.width].T
         return rows, Prompts(rest[3 + self.width :].T, rest[0], rest[1], rest[2], tables, self.fresh)
