@@ -29,7 +29,7 @@ STATS_S = 0.5
 ENGINE_STOPPED = 70
 
 
-class Engine(Protocol):
+class ServedEngine(Protocol):
     """What the server asks of an engine.
 
     Attributes:
@@ -50,7 +50,7 @@ class Engine(Protocol):
 class _Desk:
     """The open requests of the worker, and what there is to say of them."""
 
-    def __init__(self, engine: Engine, connection: Connection):
+    def __init__(self, engine: ServedEngine, connection: Connection):
         self._engine, self._connection = engine, connection
         self._lock, self._filled = Lock(), Event()
         self._handles: dict[int, Handle] = {}
@@ -128,9 +128,9 @@ def main() -> None:
             desk.cancel(message.number)
 
 
-def _make(recipe: Recipe) -> Engine:
+def _make(recipe: Recipe) -> ServedEngine:
     module, _, name = recipe.factory.partition(":")
-    engine: Engine = getattr(import_module(module), name)(**recipe.options)
+    engine: ServedEngine = getattr(import_module(module), name)(**recipe.options)
     return engine
 
 
