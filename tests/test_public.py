@@ -52,6 +52,7 @@ NAMES = [
     "nest",
     "parallelize",
     "plan",
+    "plan_serving",
     "preempted",
     "reshard",
     "restore",

@@ -60,6 +60,7 @@ _PUBLIC = {
     "simulate": "simulator.simulate",
     "find_blocks": "blocks",
     "Slo": "serving.planning.promise",
+    "plan_serving": "serving.planning.plan_serving",
     "Traffic": "serving.planning.traffic",
 }
 
