@@ -159,7 +159,7 @@ def last_step(folder, pid=None):
 
 
 def _seconds_of_steps(folder):
-    return sum(line["step_s"] for line in lines(folder))
+    return sum(line.get("step_s", 0.0) for line in lines(folder))
 
 
 def lines(folder):

@@ -64,6 +64,10 @@ def test_a_tokenizer_is_used_and_its_end_found(tmp_path):
     assert tokens.read(0, len(tokens)).tolist() == [1, 2, 3, 5, 0] and tokens.vocab == 6
     with pytest.raises(TrainingError, match="the tokenizer has 6 tokens and the model 5"):
         Windows(tokens, 2, 5)
+    np.array([1, 2, 3, 6], np.uint16).tofile(tmp_path / "others.bin")
+    tokens = read_tokens(Data(path=str(tmp_path / "others.bin"), tokenizer=str(folder)), tmp_path)
+    with pytest.raises(TrainingError, match=r"the data has a token 6, and the tokenizer's are 0 to 5"):
+        Windows(tokens, 3, 99)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +162,8 @@ def test_too_little_data_and_tokens_of_others_are_refused():
     with pytest.raises(TrainingError, match="the data has 4 tokens, too few for sequences of 4"):
         Windows(Tokens([np.arange(4)], "", None), 4, 9)
     with pytest.raises(TrainingError, match=r"the data has a token 8, and the model's are 0 to 7; check data.dtype"):
-        Windows(Tokens([np.arange(9)], "", None), 8, 8)[0]
+        Windows(Tokens([np.arange(9)], "", None), 8, 8)
+    with pytest.raises(TrainingError, match=r"the data has a token 8, and the tokenizer's are 0 to 6; check data.dtyp"):
+        Windows(Tokens([np.arange(9)], "", 7), 8, 8)
     with pytest.raises(TrainingError, match="a batch has 6 sequences, which 4 processes cannot share equally"):
         check_parts(6, 4)

@@ -1,9 +1,13 @@
 """Figures of a run: what a slow run says, and what stays in its log when it continues."""
 
 import json
+import struct
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from meshwright.errors import TrainingError
 from meshwright.trainer.metrics import slower_than_planned
 from meshwright.trainer.settings import read_settings
 from meshwright.trainer.sinks import make_sinks
@@ -45,11 +49,91 @@ def test_the_terminal_shows_figures_with_their_units_and_those_of_hooks(tmp_path
     )
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_library_that_is_not_installed_is_named(name, monkeypatch):
-    from meshwright.errors import TrainingError
-
-    monkeypatch.setitem(__import__("sys").modules, {"tensorboard": "tensorboardX"}.get(name, name), None)
-    settings = read_settings(None, {"model": "llama-tiny", "data": "x", "steps": 9, "log": {name: "here"}})
-    with pytest.raises(TrainingError, match=f"log.{name} needs .*, which is not installed: pip install"):
+def test_a_library_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    settings = read_settings(None, {"model": "llama-tiny", "data": "x", "steps": 9, "log": {"wandb": "here"}})
+    with pytest.raises(TrainingError, match="log.wandb needs wandb, which is not installed: pip install"):
         make_sinks(settings, 0)
+
+
+def scalars(path):
+    """What a file of TensorBoard holds: records of a length, its checksum, an event as protobuf, and its checksum."""
+    data, found = path.read_bytes(), []
+    while data:
+        (size,) = struct.unpack("<Q", data[:8])
+        assert data[8:12] == masked(data[:8]) and data[12 + size : 16 + size] == masked(data[12 : 12 + size])
+        found += list(_scalars_of_event(data[12 : 12 + size]))
+        data = data[16 + size :]
+    return found
+
+
+def masked(data):
+    """A checksum bit by bit, as the format defines it; CRC-32C of 123456789 is known."""
+    crc = castagnoli(data)
+    return struct.pack("<I", ((crc >> 15 | (crc & 0x7FFF) << 17) + 0xA282EAD8) % 2**32)
+
+
+def castagnoli(data):
+    crc = 2**32 - 1
+    for bit in (byte >> place & 1 for byte in data for place in range(8)):
+        crc = crc >> 1 ^ 0x82F63B78 * ((crc ^ bit) & 1)
+    return crc ^ 2**32 - 1
+
+
+def _scalars_of_event(event):
+    fields = dict(_fields(event))
+    for number, value in _fields(fields.get(5, b"")):  # an event's summary, its values, their tags and numbers
+        if number == 1:
+            entry = dict(_fields(value))
+            yield fields[2], entry[1].decode(), struct.unpack("<f", entry[2])[0]
+
+
+def _fields(message):
+    while message:
+        key, message = _varint(message)
+        if key % 8 == 0:
+            value, message = _varint(message)
+        else:
+            size, message = {1: (8, message), 5: (4, message)}.get(key % 8) or _varint(message)
+            value, message = message[:size], message[size:]
+        yield key // 8, value
+
+
+def _varint(message):
+    value = shift = 0
+    while True:
+        byte, message = message[0], message[1:]
+        value, shift = value | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            return value, message
+
+
+def test_tensorboard_has_every_figure_of_every_line(tmp_path):
+    log = {"tensorboard": str(tmp_path / "events")}
+    _, to_board = make_sinks(read_settings(None, {"model": "llama-tiny", "data": "x", "steps": 9, "log": log}), 0)
+    to_board(3, {"loss": 2.5, "tokens_per_s": 1000.0})
+    to_board(6, {"loss": 1.5})
+    (path,) = (tmp_path / "events").iterdir()
+    assert castagnoli(b"123456789") == 0xE3069283
+    assert scalars(path) == [(3, "loss", 2.5), (3, "tokens_per_s", 1000.0), (6, "loss", 1.5)]
+    (tmp_path / "file").write_text("")
+    log = {"tensorboard": str(tmp_path / "file" / "events")}
+    with pytest.raises(TrainingError, match="log.tensorboard is .*events, which cannot be written: Not a directory"):
+        make_sinks(read_settings(None, {"model": "llama-tiny", "data": "x", "steps": 9, "log": log}), 0)
+
+
+def test_weights_and_biases_have_one_run_for_a_folder(tmp_path, monkeypatch):
+    begun, logged = [], []
+    wandb = ModuleType("wandb")
+    wandb.init = lambda **options: (
+        begun.append(options) or SimpleNamespace(log=lambda figures, step: logged.append((step, figures)))
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    given = {"model": "llama-tiny", "data": "x", "steps": 9, "log": {"wandb": "ships"}}
+    for folder in (tmp_path / "one", tmp_path / "one", tmp_path / "other"):
+        folder.mkdir(exist_ok=True)
+        *_, to_wandb = make_sinks(read_settings(None, given | {"folder": str(folder)}), 0)
+        to_wandb(3, {"loss": 2.5})
+    assert logged == [(3, {"loss": 2.5})] * 3
+    assert [one["project"] for one in begun] == ["ships"] * 3 and begun[0]["config"]["steps"] == 9
+    assert begun[0]["id"] == begun[1]["id"] != begun[2]["id"] and begun[0]["resume"] == "allow"

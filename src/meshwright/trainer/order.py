@@ -16,6 +16,7 @@ from meshwright.trainer.tokens import Tokens
 
 Batch = dict[str, np.ndarray[Any, Any]]
 _THREADS = 2
+_SAMPLES = 64  # windows, evenly spread, whose tokens are looked at before a run
 _AHEAD = 4  # batches that Grain reads ahead; `mw.batches` has two more
 
 
@@ -35,13 +36,16 @@ class Windows:
                 f"the tokenizer has {tokens.vocab} tokens and the model {vocab}; give the model's own tokenizer, or a "
                 f"larger vocab in [shape]"
             )
-        self._tokens, self._seq, self._vocab = tokens, seq, vocab
+        self._tokens, self._seq = tokens, seq
+        self._vocab, self._whose = min((vocab, "model"), (tokens.vocab or vocab, "tokenizer"))
         count = max(0, len(tokens) - 1) // seq
         self._first, self._last = round(first * count), round(last * count)
         if self._last <= self._first:
             raise TrainingError(
                 f"the data has {len(tokens)} tokens, too few for sequences of {seq}; give more data or a smaller seq"
             )
+        for number in range(0, len(self), -(-len(self) // _SAMPLES)):
+            self[number]  # tokens of another vocabulary are refused now, and not in the midst of the run
 
     def __len__(self) -> int:
         return self._last - self._first
@@ -50,8 +54,8 @@ class Windows:
         window = self._tokens.read((self._first + number) * self._seq, self._seq + 1)
         if (top := int(window.max())) >= self._vocab or window.min() < 0:
             raise TrainingError(
-                f"the data has a token {top if top >= self._vocab else int(window.min())}, and the model's are 0 to "
-                f"{self._vocab - 1}; check data.dtype, or give the data's own tokenizer"
+                f"the data has a token {top if top >= self._vocab else int(window.min())}, and the {self._whose}'s are "
+                f"0 to {self._vocab - 1}; check data.dtype, or give the data's own tokenizer"
             )
         return window
 

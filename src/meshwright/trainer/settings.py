@@ -108,7 +108,7 @@ class Log:
 
     Attributes:
         every: Steps from one line to the next.
-        tensorboard: A folder for TensorBoard, which needs tensorboardX.
+        tensorboard: A folder for TensorBoard; nothing else is needed to write it.
         wandb: The name of a project of Weights & Biases, which needs wandb.
     """
 

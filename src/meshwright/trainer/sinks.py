@@ -1,5 +1,6 @@
 """Where the figures of a run go: the terminal, JSON lines, TensorBoard, Weights & Biases, and any function."""
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from meshwright.errors import TrainingError
 from meshwright.output import write_whole
+from meshwright.trainer.event_file import EventFile
 from meshwright.trainer.settings import Settings
 from meshwright.units import format_bytes, format_seconds
 
@@ -85,17 +87,15 @@ def _is_up_to(line: str, start: int) -> bool:
 
 def _to_tensorboard(folder: str) -> Sink:
     try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise TrainingError(
-            "log.tensorboard needs tensorboardX, which is not installed: pip install tensorboardX"
-        ) from None
-    writer = SummaryWriter(folder)
+        events = EventFile(Path(folder).expanduser())
+    except OSError as error:
+        raise TrainingError(f"log.tensorboard is {folder}, which cannot be written: {error.strerror}") from None
 
     def write(step: int, figures: Figures) -> None:
-        for name, value in figures.items():
-            writer.add_scalar(name, value, step)
-        writer.flush()
+        try:
+            events.write(step, figures)
+        except OSError as error:
+            raise TrainingError(f"{folder} cannot be written: {error.strerror}") from None
 
     return write
 
@@ -105,7 +105,10 @@ def _to_wandb(settings: Settings, project: str) -> Sink:
         import wandb
     except ImportError:
         raise TrainingError("log.wandb needs wandb, which is not installed: pip install wandb") from None
-    run = wandb.init(project=project, config=asdict(settings), resume="allow")
+    # A run that continues in its folder is the same one there, too.
+    folder = settings.folder and str(Path(settings.folder).expanduser().absolute())
+    name = hashlib.sha256(folder.encode()).hexdigest()[:16] if folder else None
+    run = wandb.init(project=project, config=asdict(settings), id=name, resume="allow" if name else None)
 
     def write(step: int, figures: Figures) -> None:
         run.log(dict(figures), step=step)

@@ -24,7 +24,7 @@ class Tokens:
 
     Attributes:
         fingerprint: A digest that changes with the documents and the tokenizer.
-        vocab: All tokens are below it; None where nobody knows.
+        vocab: The number of tokens that the tokenizer has; None where nobody knows.
     """
 
     def __init__(self, parts: Sequence[np.ndarray[Any, Any]], fingerprint: str, vocab: int | None):
@@ -54,7 +54,9 @@ def read_tokens(data: Data, folder: Path) -> Tokens:
     """
     files = find_files(data.path)
     if files.are_tokens:
-        return Tokens([_mapped(path, data.dtype) for path in files.paths], files.fingerprint(), None)
+        parts = [_mapped(path, data.dtype) for path in files.paths]
+        vocab = None if data.tokenizer is None else _vocab(_load_tokenizer(data.tokenizer)[0])
+        return Tokens(parts, files.fingerprint(), vocab)
     encoder = Encoder(data)
     digest = hashlib.sha256(f"{files.fingerprint()}\0{encoder.fingerprint}\0{data.text}".encode()).hexdigest()[:16]
     path = folder / f"{digest}.bin"
@@ -103,9 +105,8 @@ class Encoder:
         self._tokenizer: Any = None
         self.vocab, self._end, self.fingerprint = _BYTES, 0, "bytes"
         if data.tokenizer is not None:
-            path = _tokenizer_file(data.tokenizer)
-            self._tokenizer = _load_tokenizer(path)
-            self.vocab = self._tokenizer.get_vocab_size(with_added_tokens=True)
+            self._tokenizer, path = _load_tokenizer(data.tokenizer)
+            self.vocab = _vocab(self._tokenizer)
             self._end = _end_token(self._tokenizer, path, data.end)
             self.fingerprint = f"{hashlib.sha256(path.read_bytes()).hexdigest()} {self._end}"
         elif data.end is not None:
@@ -126,21 +127,23 @@ class Encoder:
         yield [self._end]
 
 
-def _tokenizer_file(given: str) -> Path:
+def _vocab(tokenizer: Any) -> int:
+    """One more than the largest token: numbers may be left out."""
+    return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+
+def _load_tokenizer(given: str) -> tuple[Any, Path]:
+    """A tokenizer, and its file."""
     path = Path(given).expanduser()
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
         raise TrainingError(f"there is no tokenizer {path}; give a tokenizer.json, or a folder that holds one")
-    return path
-
-
-def _load_tokenizer(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise TrainingError("data.tokenizer needs tokenizers, which is not installed: pip install tokenizers") from None
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(path)), path
     except Exception as error:  # the library raises nothing narrower
         raise TrainingError(f"the tokenizer {path} cannot be read: {str(error).splitlines()[0]:.200}") from None
 
