@@ -52,7 +52,7 @@ def test_the_terminal_shows_figures_with_their_units_and_those_of_hooks(tmp_path
 def test_a_library_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     settings = read_settings(None, {"model": "llama-tiny", "data": "x", "steps": 9, "log": {"wandb": "here"}})
-    with pytest.raises(TrainingError, match="log.wandb needs wandb, which is not installed: pip install"):
+    with pytest.raises(TrainingError, match=r"log.wandb needs wandb, which is not installed: pip install"):
         make_sinks(settings, 0)
 
 
@@ -118,7 +118,7 @@ def test_tensorboard_has_every_figure_of_every_line(tmp_path):
     assert scalars(path) == [(3, "loss", 2.5), (3, "tokens_per_s", 1000.0), (6, "loss", 1.5)]
     (tmp_path / "file").write_text("")
     log = {"tensorboard": str(tmp_path / "file" / "events")}
-    with pytest.raises(TrainingError, match="log.tensorboard is .*events, which cannot be written: Not a directory"):
+    with pytest.raises(TrainingError, match=r"log.tensorboard is .*events, which cannot be written: Not a directory"):
         make_sinks(read_settings(None, {"model": "llama-tiny", "data": "x", "steps": 9, "log": log}), 0)
 
 
