@@ -11,6 +11,8 @@ from pathlib import Path
 
 import tokenizers
 
+from meshwright.serving.server.text import BYTE_OF_LETTER
+
 ROOT = Path(__file__).parents[3]
 SPECIAL = ("</s>", "<dies>", "<fails>")  # see fake_engine.py
 TEMPLATE = (
@@ -28,14 +30,9 @@ serve(Recipe(factory, engine), read_tokenizer(folder), ServerSettings(**settings
 """
 
 
-def letter(token):
-    """The letter of a byte in vocabularies of bytes."""
-    return tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(token)[0][0]
-
-
 def write_tokenizer(folder, template=TEMPLATE):
     """A token for every byte, after the special ones."""
-    names = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet(), key=_byte_of().__getitem__)
+    names = sorted(BYTE_OF_LETTER, key=BYTE_OF_LETTER.__getitem__)
     vocab = {name: number for number, name in enumerate([*SPECIAL, *names])}
     inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -45,12 +42,6 @@ def write_tokenizer(folder, template=TEMPLATE):
     inner.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return folder
-
-
-def _byte_of():
-    from meshwright.serving.server.text import _BYTE_OF
-
-    return _BYTE_OF
 
 
 VOCAB = len(SPECIAL) + 256
@@ -91,7 +82,26 @@ class Running:
         return answer
 
     def engine(self):
-        return self.ask("/status")[2]["engine"]
+        while (figures := self.ask("/status")[2]["engine"]) is None:  # before the worker's first report
+            pass
+        return figures
+
+    def worker(self):
+        """The process of the engine."""
+        (child,) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(child)
+
+    @contextmanager
+    def stream(self, **body):
+        """The events of an answer as they come; the connection is closed at the end."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        body = json.dumps({"prompt": "a", "temperature": 0, "stream": True, "ignore_eos": True} | body)
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        yield (line[len("data: ") : -1].decode() for line in answer if line.startswith(b"data: "))
+        connection.close()
+        answer.close()
 
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
@@ -123,6 +133,7 @@ def running(folder, *, engine=None, code=0, **settings):
             server.terminate()
         lines += process.communicate(timeout=60)[1].splitlines(keepends=True)
         assert process.returncode == code, "".join(lines)
+        assert not any("Traceback" in line for line in lines), "".join(lines)
     finally:
         process.kill()
         process.wait()

@@ -129,7 +129,6 @@ def _answered(service: Service, answer: Answer, needs_key: bool) -> Answer:
                 _check_key(request, service.settings.api_key)
             return await answer(request)
         except ClientLeft:
-            service.metrics.ended_early("cancelled")
             return Response(status_code=_CLIENT_LEFT)
         except (MeshwrightError, Refusal) as error:
             refused = refusal(error)

@@ -112,11 +112,13 @@ class Generation:
         for number, choice, prompt, sampling in plans:
             choice.ticket = await worker.submit(prompt, sampling, partial(self._receive, number))
 
-    def cancel(self, worker: Worker) -> None:
-        """Ends what has not ended."""
+    def cancel(self, worker: Worker, reason: str = "cancelled") -> None:
+        """Ends what has not ended, because its client has left or for another reason."""
         for choice in self._choices:
-            if choice.ticket is not None:
+            if choice.ticket is not None and choice.finish_reason is None:
                 worker.cancel(choice.ticket)
+                choice.finish_reason = reason
+                self._metrics.ended_early(reason)
 
     async def pieces(self, worker: Worker) -> AsyncIterator[Piece]:
         """What is new, until all choices have ended.
@@ -134,6 +136,7 @@ class Generation:
             if choice.finish_reason is not None:  # a stop string was met; this was on its way
                 continue
             if news.finish_reason in ("error", "cancelled"):
+                self.cancel(worker, "error")
                 raise EngineStopped(news.error or "the engine ended the request; it may be sent again")
             text = choice.feed(news)
             choice.cached_tokens = news.cached_tokens

@@ -60,7 +60,7 @@ class Metrics:
             self._recent["per_token_s"].append(after_first_s / (num_tokens - 1))
 
     def ended_early(self, reason: str) -> None:
-        """A request whose client has left, or whose worker died."""
+        """A text whose client has left, or whose worker died."""
         self._requests.labels(reason).inc()
 
     def refused(self, status: int) -> None:

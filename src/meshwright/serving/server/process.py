@@ -15,10 +15,11 @@ from meshwright.errors import MeshwrightError, ProcessError
 from meshwright.serving.requests import EngineStopped, Overloaded, Sampling, Stats
 from meshwright.serving.server.messages import Cancel, CannotLoad, News, Ready, Recipe, Refused, Report, Submit
 
-#: Between two starts of workers that die at once: doubled each time up to the second number.
+#: Before a worker that has died is replaced; doubled up to the second number while they die soon.
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.5, 30.0
-#: A worker that served so long was sound: the next one starts at once.
+#: A worker that served so long did not die soon.
 _SOUND_S = 60.0
+_LOST = "the process of the engine has ended"
 
 Receive = Callable[[News], None]
 
@@ -119,15 +120,16 @@ class Worker:
             problem = await self._run_one()
             is_first = not self._first.is_set()
             self.ready, self.stats, self._process = None, None, None
-            self._fail_all("the process of the engine has ended; the request may be sent again")
+            self._fail_all(f"{'the server is ending' if self._closing else _LOST}; the request may be sent again")
             if self._closing:
                 return
             if is_first:
                 raise ProcessError(problem)
             self.restarts += 1
             print(f"meshwright serve: {problem}; starting another worker", file=sys.stderr, flush=True)
-            pause = _LEAST_PAUSE_S if loop.time() - started > _SOUND_S else min(2 * pause, _MOST_PAUSE_S)
+            pause = _LEAST_PAUSE_S if loop.time() - started > _SOUND_S else pause
             await asyncio.sleep(pause)
+            pause = min(2 * pause, _MOST_PAUSE_S)
 
     async def _run_one(self) -> str:
         """Runs one worker to its end, and returns what is to be said of it."""
@@ -155,6 +157,8 @@ class Worker:
                 self.stats = message.stats
                 for news in message.messages:
                     self._receive(news)
+                    if isinstance(news, News) and news.finish_reason == "error":
+                        self.ready = None  # it is about to end
             elif isinstance(message, Ready):
                 self.ready = message
                 self._first.set()

@@ -20,6 +20,8 @@ from meshwright.serving.server.settings import LOOPBACK, ServerSettings
 
 #: Connections that wait to be accepted; as many as a burst of clients may be.
 _BACKLOG = 4096
+#: How long requests may take to be told that they failed.
+_LAST_WORDS_S = 5
 
 
 def serve(recipe: Recipe, tokenizer: Tokenizer, settings: ServerSettings) -> None:
@@ -49,9 +51,9 @@ async def _serve(recipe: Recipe, tokenizer: Tokenizer, settings: ServerSettings)
         server_header=False,
         ws="none",
         backlog=_BACKLOG,
-        timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+        timeout_graceful_shutdown=round(settings.drain_s) + _LAST_WORDS_S,
     )
-    server = _Server(config)
+    server = _Server(config, worker, settings.drain_s)
     listening = _listen(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,6 +86,10 @@ def _listen(settings: ServerSettings) -> socket.socket:
 class _Server(uvicorn.Server):
     """Ends by itself: signals are ours, so that the process ends with exit code 0 after it was asked to end."""
 
+    def __init__(self, config: uvicorn.Config, worker: Worker, drain_s: float):
+        super().__init__(config)
+        self._worker, self._drain_s = worker, drain_s
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -91,10 +97,16 @@ class _Server(uvicorn.Server):
     def leave(self) -> None:
         """Takes no more connections, and ends with the open requests; asked a second time, at once."""
         if self.should_exit:
-            self.force_exit = True
-        elif self.server_state.tasks:
-            print(f"meshwright serve: {len(self.server_state.tasks)} requests are to end", file=sys.stderr, flush=True)
+            self._close()
+            return
         self.should_exit = True
+        if self._worker.open:
+            print(f"meshwright serve: {self._worker.open} requests are to end", file=sys.stderr, flush=True)
+        asyncio.get_running_loop().call_later(self._drain_s, self._close)
+
+    def _close(self) -> None:
+        """Fails what is open: its clients are told so before the server ends."""
+        self._closing = asyncio.create_task(self._worker.close())
 
 
 def _say_ready(settings: ServerSettings, port: int) -> None:

@@ -92,8 +92,8 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
         return text.encode()
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):  # SentencePiece's way to write a byte
         return bytes([int(name[3:5], 16)])
-    if all(mark in _BYTE_OF for mark in name):
-        return bytes(_BYTE_OF[mark] for mark in name)
+    if all(mark in BYTE_OF_LETTER for mark in name):
+        return bytes(BYTE_OF_LETTER[mark] for mark in name)
     return text.encode()
 
 
@@ -104,4 +104,5 @@ def _byte_letters() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_letters()
+#: The byte that each letter of such a vocabulary stands for.
+BYTE_OF_LETTER = _byte_letters()

@@ -53,6 +53,7 @@ class _Desk:
     def __init__(self, engine: ServedEngine, connection: Connection):
         self._engine, self._connection = engine, connection
         self._lock, self._filled = Lock(), Event()
+        self._filled.set()  # the first report is due at once
         self._handles: dict[int, Handle] = {}
         self._messages: list[Refused | News] = []
         self._stopped = False
