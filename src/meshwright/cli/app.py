@@ -40,6 +40,7 @@ from meshwright.cli.options import (
     takes_zoo_options,
 )
 from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh, parse_microbatches
+from meshwright.cli.plan_serving import plan_serving_command
 from meshwright.cli.simulate import simulate_command
 from meshwright.cli.solve import solve_command
 from meshwright.cli.train import train_command
@@ -227,6 +228,7 @@ app.command("export")(see.export_command)
 app.command("simulate")(simulate_command)
 app.command("rehearse")(rehearse_command)
 app.command("explore")(explore_command)
+app.command("plan-serving")(plan_serving_command)
 app.command("measure")(measure_command)
 app.command("blocks")(blocks_command)
 app.command("enumerate")(enumerate_command)

@@ -3,7 +3,7 @@
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,20 +20,50 @@ from meshwright.cli.options import (
     ZooOptions,
     takes_zoo_options,
 )
+from meshwright.cli.plan_serving import (
+    BurstinessOption,
+    InOption,
+    OutOption,
+    PercentileOption,
+    PriceOption,
+    RateOption,
+    TpotOption,
+    TraceOption,
+    TtftOption,
+    WeightsOption,
+    prices_of,
+    traffic_of,
+)
+
+if TYPE_CHECKING:
+    from meshwright.serving.planning.promise import Slo
+    from meshwright.serving.planning.traffic import Traffic
 
 
 @takes_zoo_options
 def explore_command(
     model: ModelArgument,
-    clusters: Annotated[str, typer.Option(help="Clusters with commas between them: '2x8 h100, 4x8 a100-80gb'.")],
+    clusters: Annotated[
+        str | None, typer.Option(help="Clusters with commas between them: '2x8 h100, 4x8 a100-80gb'.")
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the model: which machines for a load, at what price.")
+    ] = False,
+    rate: RateOption = None,
+    ttft: TtftOption = None,
+    tpot: TpotOption = None,
+    percentile: PercentileOption = 0.99,
+    tokens_in: InOption = "1024",
+    tokens_out: OutOption = "256",
+    burstiness: BurstinessOption = 1.0,
+    trace: TraceOption = None,
+    weights: WeightsOption = "bfloat16",
     objective: Annotated[
         str, typer.Option(help="tokens_per_dollar, tokens_per_s, step_s or mfu.")
     ] = "tokens_per_dollar",
     args: ArgsOption = None,
     zoo: ZooOptions = NO_OPTIONS,
-    price: Annotated[
-        list[str] | None, typer.Option(help="Your price of a device and hour: h100=2.50. May be given several times.")
-    ] = None,
+    price: PriceOption = None,
     microbatches: MicrobatchesOption = "auto",
     pipeline: PipelineOption = None,
     memory_fraction: MemoryOption = None,
@@ -45,7 +75,11 @@ def explore_command(
     """Which cluster to rent: plan and simulate a model on each, and rank them by price and speed."""
     for path in (json_path, picture):
         plan.check_writable(path)
-    names = [name.strip() for name in clusters.split(",") if name.strip()]
+    names = [name.strip() for name in (clusters or "").split(",") if name.strip()]
+    if serve:
+        load = traffic_of(rate, tokens_in, tokens_out, burstiness, trace)
+        _explore_serving(model, load, meshwright.Slo(ttft, tpot, percentile), names, weights, price or [], json_path)
+        return
     if not names:
         raise CommandError(f"--clusters is {clusters!r}; write some, such as '2x8 h100, 4x8 a100-80gb'")
     request = plan.Request(
@@ -69,7 +103,7 @@ def explore_command(
             clusters=machines,
             objective=objective,
             method=plan.staged_method(request) or plan.method_of("auto", memory_fraction, request.microbatches),
-            prices=_prices(price or []),
+            prices=prices_of(price or []),
             on_progress=stages.say,
         )
     if picture is not None:
@@ -81,13 +115,20 @@ def explore_command(
         show(exploration)
 
 
-def _prices(texts: list[str]) -> dict[str, float]:
-    """Reads ``h100=2.50``."""
-    dollars_of = {}
-    for text in texts:
-        chip, _, dollars = text.partition("=")
-        try:
-            dollars_of[chip.strip()] = float(dollars)
-        except ValueError:
-            raise CommandError(f"--price is {text!r}; write CHIP=DOLLARS, such as h100=2.50") from None
-    return dollars_of
+def _explore_serving(
+    model: str,
+    load: "Traffic",
+    slo: "Slo",
+    names: list[str],
+    weights: str,
+    price: list[str],
+    json_path: Path | None,
+) -> None:
+    """Which machines serve a load most cheaply."""
+    from meshwright.serving.planning.offers import USUAL, explore_serving
+
+    offers = explore_serving(model, load, slo, names or USUAL, prices_of(price), weights=weights)
+    if json_path is not None:
+        write_json(json_path, offers.to_json())
+    if str(json_path) != "-":
+        show(offers)
