@@ -183,3 +183,20 @@ def test_what_cannot_be_is_refused(tmp_path, options, said):
     command = [sys.executable, "-m", "meshwright", "launch", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANG_S)
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_started_again"),
+    [
+        ("raise mw.errors.DoesNotFit('no plan fits', needed_bytes=2, limit_bytes=1)", False),
+        ("raise mw.errors.CheckpointError('the disk is full')", True),
+        ("sys.exit(2)", False),
+    ],
+)
+def test_errors_that_would_come_again_are_not_tried_again(ending, is_started_again, tmp_path):
+    code = f"import meshwright as mw, meshwright.errors\nif me == 0:\n time.sleep(0.5)\nelse: {ending}"
+    _, _, errors = end(start(tmp_path, code, "--restarts", "1"))
+    assert any("starting all 2 processes again" in line for line in errors) == is_started_again
+    assert ("meshwright launch: not started again, since the same error would end it again" in errors) != (
+        is_started_again
+    )

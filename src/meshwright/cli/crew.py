@@ -24,6 +24,11 @@ _LAST_LINES = 10
 _CONSEQUENCES = (ENDS_TOO.encode(), b"the JAX distributed service detected fatal errors")
 _CONNECTED = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of .* is : \d+\s*")
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
+_WRONG_USE = 2  # the exit code of commands whose settings are wrong
+# Errors that the same program meets again on the same devices. What ended another process's batches may be transient.
+_PERMANENT = re.compile(
+    r"meshwright\.errors\.(?!ProcessError|CheckpointError|OutputError)\w+: (?!the batches of process )"
+)
 
 
 class Crew:
@@ -36,10 +41,11 @@ class Crew:
 
     Attributes:
         is_stopped: Whether a signal ended the run.
+        is_permanent: Whether it failed by an error that it would meet again, such as a plan that cannot be made.
     """
 
     def __init__(self, command: Sequence[str], settings: Sequence[Mapping[str, str]], grace_s: float):
-        self.is_stopped = False
+        self.is_stopped = self.is_permanent = False
         self._grace_s, self._after_failure_s = grace_s, min(grace_s, _FAILED_S)
         self._kill_at = float("inf")
         self._printing = Lock()
@@ -101,6 +107,8 @@ class Crew:
         if not failed:
             return 0
         first = next((process for process in failed if process not in self._followed), failed[0])
+        code = self._children[first].returncode
+        self.is_permanent = code == _WRONG_USE or any(map(_PERMANENT.match, self._last[first]))
         if not self.is_stopped:
             self._explain(first)
         return _shell_code(self._children[first].returncode)

@@ -17,6 +17,7 @@ from meshwright.cli.console import CommandError, note
 from meshwright.cli.crew import Crew
 from meshwright.plan_files import PLANS
 from meshwright.runtime.processes.rendezvous import RESERVED, reserved_port
+from meshwright.runtime.processes.stalls import DEADLINE
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=\S*")
@@ -37,6 +38,9 @@ def launch_command(
         str | None, typer.Option(help="cpu or cuda.  [default: cuda if there are GPUs that JAX can use, else cpu]")
     ] = None,
     restarts: Annotated[int, typer.Option(help="How often all processes are started again after one failed.")] = 0,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds after which a process that keeps the others waiting is named.")
+    ] = None,
     grace: Annotated[float, typer.Option(help="Seconds that processes have to end after SIGTERM or Ctrl-C.")] = 30.0,
 ) -> None:
     """Run a script as several processes on this machine, to try what will run on several hosts."""
@@ -45,10 +49,12 @@ def launch_command(
     if module and not _is_module(script):
         raise CommandError(f"there is no module {script}; give the name of one that can be imported")
     least = {"--processes": (processes, 1), "--restarts": (restarts, 0), "--grace": (grace, 0)}
+    least |= {} if deadline is None else {"--deadline": (deadline, 1)}
     for name, (value, bound) in least.items():
         if value < bound:
             raise CommandError(f"{name} is {value}; give {bound} or more")
     shares = device_settings(processes, devices_per_process, platform)
+    shares = [{**share, **({} if deadline is None else {DEADLINE: str(deadline)})} for share in shares]
     command = [sys.executable, *(["-m"] if module else []), script, *(arguments or ())]
     code = 0
     with TemporaryDirectory(prefix="meshwright-plans-") as plans:  # so that restarts need not plan again
@@ -59,6 +65,9 @@ def launch_command(
                 crew = Crew(command, settings, grace)
                 code = crew.run()
             if code == 0 or crew.is_stopped or attempt == restarts:
+                break
+            if crew.is_permanent:
+                note("meshwright launch: not started again, since the same error would end it again")
                 break
             note(f"meshwright launch: starting all {processes} processes again (restart {attempt + 1} of {restarts})")
     raise typer.Exit(code)

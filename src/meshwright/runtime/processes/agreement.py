@@ -67,6 +67,8 @@ class Agreement:
     def _agree(self, status: Mapping[str, Any]) -> None:
         if self._is_over:
             return
+        if peers.current is not None:
+            peers.current.num_batches += 1
         i = self._num_batches
         verdict = self._judge(i, status) if self._process == 0 else self._ask(i, status)
         self._is_over = bool(verdict) or "end" in status

@@ -13,6 +13,7 @@ from meshwright.errors import ProcessError
 from meshwright.runtime.cpu_turns import add_threads
 from meshwright.runtime.processes import peers
 from meshwright.runtime.processes.rendezvous import meet
+from meshwright.runtime.processes.stalls import DEADLINE
 
 
 def initialize(
@@ -23,6 +24,7 @@ def initialize(
     *,
     timeout: float = 300.0,
     heartbeat: float = 10.0,
+    deadline: float | None = None,
     cluster_detection_method: str | None = None,
     coordinator_bind_address: str | None = None,
 ) -> None:
@@ -34,6 +36,8 @@ def initialize(
 
     - A process that does not connect in time is named in all processes that did.
     - A process that ends by an error, is killed, or loses its host ends all others, which name it and the cause.
+    - A process that keeps the others waiting is named in all of them, its stack is printed, and it ends the run if it
+      still stands after ten times as long.
     - Processes that call different functions, or the same with different types, or a different number of times, are
       ended as well, instead of waiting for each other for ever.
 
@@ -48,6 +52,8 @@ def initialize(
         timeout: Seconds to wait for the other processes.
         heartbeat: Seconds after which a host that does not answer counts as lost. A process that dies on a host that
             lives is noticed at once.
+        deadline: Seconds after which a process is named that stands still while others are ahead of it; by default
+            those of the environment variable MESHWRIGHT_DEADLINE, or 60.
         cluster_detection_method: As for JAX: where the arguments omitted above are looked up, such as Slurm.
         coordinator_bind_address: Where the first process listens; at this port of all its addresses by default.
 
@@ -62,6 +68,9 @@ def initialize(
         raise ProcessError(
             f"timeout is {timeout!r} and heartbeat {heartbeat!r}; give seconds, more than 0 and at least 1"
         )
+    deadline_s = _deadline() if deadline is None else deadline
+    if not deadline_s > 0:
+        raise ProcessError(f"deadline is {deadline_s!r}; give seconds, more than 0")
     if num_processes is None and process_id is None and "JAX_NUM_PROCESSES" in os.environ:
         num_processes, process_id = _from_environment("JAX_NUM_PROCESSES"), _from_environment("JAX_PROCESS_ID")
         cluster_detection_method = "deactivate"  # a scheduler around the launcher counts other processes
@@ -70,7 +79,7 @@ def initialize(
     )
     bind = coordinator_bind_address or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
     if count > 1:
-        _join(address, count, process, bind, timeout, heartbeat)
+        _join(address, count, process, bind, timeout, heartbeat, deadline_s)
     else:  # JAX ends with a signal if its port is in use
         meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind)
     jax.distributed.initialize(
@@ -96,17 +105,27 @@ def _detected(*given: Any) -> tuple[str, int, int]:
     return address, count, process
 
 
-def _join(address: str, count: int, process: int, bind: str | None, timeout: float, heartbeat: float) -> None:
+def _join(
+    address: str, count: int, process: int, bind: str | None, timeout: float, heartbeat: float, deadline: float
+) -> None:
     """Meets the other processes, and watches them from then on."""
     add_threads()
     found = meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind, versions=_versions())
-    peers.current = peers.Peers(process, found, heartbeat)
+    peers.current = peers.Peers(process, found, heartbeat, deadline)
     peers.current.start()
 
 
 def _versions() -> dict[str, str]:
     """Programs that different versions plan or compile would wait for each other for ever."""
     return {"meshwright": meshwright.__version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__}
+
+
+def _deadline() -> float:
+    text = os.environ.get(DEADLINE, "") or str(peers.DEADLINE_S)
+    try:
+        return float(text)
+    except ValueError:
+        raise ProcessError(f"the environment variable {DEADLINE} is {text!r}; give seconds") from None
 
 
 def _from_environment(name: str) -> int:

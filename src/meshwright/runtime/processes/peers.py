@@ -4,7 +4,8 @@ The first process's connections to all others, made in `rendezvous.py`, stay ope
 It receives the last message of a process that ends by an error, notices a connection that closes without a message (the
 process was killed), and compares the processes' calls (`calls.py`). A failure is passed on through the first process.
 The training thread then raises an error at its next step. If it is stuck in a step, because C++ waits for processes
-that will not come, the process has to be ended.
+that will not come, the process has to be ended. A process that keeps the others waiting (`stalls.py`) is named in all
+of them with what it is doing, and ends the run if it does not continue.
 """
 
 import atexit
@@ -22,9 +23,13 @@ from typing import Any, NoReturn
 from meshwright.errors import ProcessError
 from meshwright.runtime.processes.calls import Turns
 from meshwright.runtime.processes.rendezvous import send
+from meshwright.runtime.processes.stalls import Counts, Stalls, stacks
 
 ENDS_TOO = "ends, too."  # how a process says that it ends since another one has
+DEADLINE_S = 60.0  # after which a process that keeps the others waiting is named
 _TICK_S = 0.5  # between comparisons of the processes' calls
+_ANSWER_S = 3.0  # for a process to say what it is doing
+_STALLED = 10  # deadlines after which a process that stands still ends the run
 
 
 class Peers:
@@ -33,12 +38,20 @@ class Peers:
     Attributes:
         process: Which one this is.
         runs: The program that was called last; a call of another program has to be announced.
+        num_batches: How many batches this process has fetched.
         failure: Why the run failed; None as long as it has not.
     """
 
-    def __init__(self, process: int, connections: Mapping[int, socket.socket], heartbeat_s: float):
+    def __init__(
+        self,
+        process: int,
+        connections: Mapping[int, socket.socket],
+        heartbeat_s: float,
+        deadline_s: float = DEADLINE_S,
+    ):
         self.process = process
         self.runs: Any = None
+        self.num_batches = 0
         self.failure: str | None = None
         self._connections = dict(connections)
         self._patience_s = heartbeat_s / 2  # to leave, and to be found stuck, before JAX ends the process
@@ -52,6 +65,9 @@ class Peers:
         self._pid = os.getpid()
         self._status: Any = None  # what `sys.exit` was called with
         self._entered = 0, 0.0  # a call, and when it was first seen to be the current one
+        self._stalls, self._deadline_s = Stalls(deadline_s), deadline_s
+        self._told: Counts | None = None
+        self._asked: dict[int, tuple[float, float]] = {}  # who was asked what it does: when, and for how long it stood
 
     def start(self) -> None:
         """Starts to listen, and sends a last message when this process ends."""
@@ -132,6 +148,7 @@ class Peers:
                         selector.unregister(self._connections[peer])
                         self._lose(peer)
                 self._compare()
+                self._watch()
                 if time.monotonic() >= self._leave_at:
                     self._leave()
 
@@ -141,6 +158,14 @@ class Peers:
         elif "end" in message:
             self._ended.add(peer)
             self._turns.end(peer, message["end"])
+        elif "at" in message:
+            self._stalls.note(peer, tuple(message["at"]))
+        elif "ask" in message:
+            self._tell({"doing": stacks()})
+        elif "doing" in message and peer in self._asked:
+            self._name(peer, message["doing"])
+        elif "stalled" in message:
+            print(message["stalled"], file=sys.stderr, flush=True)
         elif "failed" in message:
             sentence, at_once = message["failed"]
             self._ended.add(peer)
@@ -160,6 +185,37 @@ class Peers:
         difference = self._turns.differ(stuck_at=call if is_stuck else 0)
         if difference is not None:
             self.fail(f"{difference}; all processes must call the same functions with the same types", at_once=is_stuck)
+
+    def _watch(self) -> None:
+        """Tells the first process how far this one is; the first one looks who keeps the others waiting."""
+        now, counts = time.monotonic(), (self._turns.num_calls, self.num_batches)
+        if self.process:
+            if counts != self._told and not self._is_over:
+                self._told = counts
+                self._tell({"at": counts})
+            return
+        self._stalls.note(0, counts)
+        for process, seconds in self._stalls.found(now, self._ended):
+            self._asked[process] = now, seconds
+            if process:
+                send(self._connections[process], {"ask": True})
+            else:
+                self._name(0, stacks())
+        for process, (when, _) in list(self._asked.items()):
+            if now - when > _ANSWER_S:
+                self._name(process, ["  (it does not answer: it is stopped, or its host has no time for it)"])
+        process, seconds = self._stalls.longest_s(now)
+        if seconds > _STALLED * self._deadline_s:
+            self.fail(f"process {process} has kept the others waiting for {seconds:.0f} s")
+
+    def _name(self, process: int, doing: list[str]) -> None:
+        """Says in all processes who keeps them waiting, and here what it is doing."""
+        _, seconds = self._asked.pop(process)
+        calls, batches = self._stalls.counts[process]
+        where = f"after {calls} calls of parallelised functions and {batches} batches"
+        said = f"meshwright: process {process} has kept the others waiting for {seconds:.0f} s, {where}"
+        self._tell({"stalled": said})
+        print(f"{said}; it is at", *doing, sep="\n", file=sys.stderr, flush=True)
 
     def _say_last(self, error: BaseException) -> str:
         """Reports an error that ends this process to the others, unless their failure caused it."""
