@@ -48,6 +48,7 @@ NAMES = [
     "explore",
     "find_blocks",
     "follow",
+    "get_model",
     "initialize",
     "nest",
     "parallelize",

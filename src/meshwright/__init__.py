@@ -59,6 +59,7 @@ _PUBLIC = {
     "explore": "exploration.explore",
     "simulate": "simulator.simulate",
     "find_blocks": "blocks",
+    "get_model": "serving.api",
     "Slo": "serving.planning.promise",
     "plan_serving": "serving.planning.plan_serving",
     "Traffic": "serving.planning.traffic",

@@ -6,6 +6,7 @@ It needs PyTorch and transformers, which the tests do not:
     python tests/hf/make_references.py FOLDER   checks that transformers loads what `mw.hf.save` wrote into FOLDER/NAME
 """
 
+import itertools
 import shutil
 import sys
 from pathlib import Path
@@ -16,6 +17,9 @@ from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent / "references"
 LENGTH = 20  # longer than the windows, and than the original length of the scalings
+PROMPTS = (LENGTH, 7)  # the lengths of the beginnings that are continued
+NEW = 64  # tokens of each
+CLEAR = 1e-4  # how much the likeliest token is ahead, of the largest score: a hundred times what rounding does
 DECODER = {
     "vocab_size": 64,
     "hidden_size": 16,
@@ -117,7 +121,7 @@ CASES = {
     ),
     "gpt2": (
         "GPT2",
-        {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 24, "n_inner": 40},
+        {"vocab_size": 64, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 96, "n_inner": 40},
     ),
     "opt": (
         "OPT",
@@ -127,7 +131,7 @@ CASES = {
             "ffn_dim": 40,
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
-            "max_position_embeddings": 24,
+            "max_position_embeddings": 96,
         },
     ),
 }
@@ -153,6 +157,23 @@ def _logits(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
         return model(ids).logits.contiguous()
 
 
+def _continued(model: torch.nn.Module, length: int) -> torch.Tensor:
+    """A prompt and its likeliest continuation, each token from all before it: no cache is trusted.
+
+    Prompts are drawn until no two tokens are about as likely anywhere, so that rounding decides nothing.
+    """
+    for seed in itertools.count():
+        ids = torch.randint(0, 64, (1, length), generator=torch.Generator().manual_seed(seed))
+        for _ in range(NEW):
+            scores = _logits(model, ids)[0, -1]
+            best = scores.topk(2).values
+            if best[0] - best[1] < CLEAR * scores.abs().max():
+                break
+            ids = torch.cat([ids, scores.argmax()[None, None]], dim=1)
+        else:
+            return ids[0]
+
+
 def make() -> None:
     """Writes all checkpoints and logits."""
     shutil.rmtree(HERE, ignore_errors=True)
@@ -160,7 +181,8 @@ def make() -> None:
         model = _model(family, keys)
         ids = torch.randint(0, 64, (2, LENGTH), generator=torch.Generator().manual_seed(1))
         model.save_pretrained(HERE / name)
-        save_file({"ids": ids, "logits": _logits(model, ids)}, HERE / name / "reference.safetensors")
+        texts = {f"text{length}": _continued(model, length) for length in PROMPTS}
+        save_file({"ids": ids, "logits": _logits(model, ids), **texts}, HERE / name / "reference.safetensors")
         (HERE / name / "generation_config.json").unlink(missing_ok=True)
         print(name, sum(weight.numel() for weight in model.parameters()))
 

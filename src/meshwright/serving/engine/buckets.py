@@ -59,17 +59,14 @@ class Buckets:
     Attributes:
         limits: What the scheduler keeps to.
         contiguous: Whether each slot has a place of its own, so that a row is a slot; otherwise blocks have tables.
+        width: Blocks in the table of the longest sequence; 0 where there are none.
         lengths: Lengths of chunks, the shortest first and the longest as long as `limits` allows.
     """
 
     limits: Limits
     contiguous: bool
+    width: int
     lengths: tuple[int, ...]
-
-    @property
-    def width(self) -> int:
-        """Blocks in the table of the longest sequence."""
-        return 0 if self.contiguous else self.limits.blocks_for(self.limits.max_len)
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ class Engine:
     ):
         self.limits, self.eos, self.vocab = limits, tuple(eos), config.vocab
         chosen = length_ladder(limits.chunk) if lengths is None else sorted({*lengths, limits.chunk})
-        self._buckets = Buckets(limits, isinstance(cache, SlotCache), tuple(chosen))
+        self._buckets = Buckets(limits, isinstance(cache, SlotCache), cache.width(limits.max_len), tuple(chosen))
         decoder = Decoder.of(config, cache)
         self._programs = Programs(decoder, params, limits.slots, placement or Placement.single(decoder))
         with progress(on_progress) as say:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -88,13 +88,16 @@ class Programs:
         return function.lower(self.params, _types(self.arrays), _types(self.last), packed).compile()
 
     def _compile_draw(self, kind: Kind, rows: int) -> Compiled:
-        rest = self.placement.rest
-        function = jax.jit(
-            partial(draw, kind, MOST_LOGPROBS), in_shardings=(rest, rest, rest), out_shardings=(rest, rest)
-        )
-        scores = jax.ShapeDtypeStruct((rows, self.decoder.config.vocab), self.decoder.config.dtype)
-        packed = jax.ShapeDtypeStruct(Draw.blank(rows, self.slots).shape, jnp.int32)
-        return function.lower(scores, _types(self.last), packed).compile()
+        config = self.decoder.config
+        return _compiled_draw(kind, rows, self.slots, config.vocab, config.dtype, self.placement.rest)
+
+
+@cache  # engines of several models may draw alike
+def _compiled_draw(kind: Kind, rows: int, slots: int, vocab: int, dtype: str, rest: jax.sharding.Sharding) -> Compiled:
+    function = jax.jit(partial(draw, kind, MOST_LOGPROBS), in_shardings=(rest, rest, rest), out_shardings=(rest, rest))
+    scores = jax.ShapeDtypeStruct((rows, vocab), dtype)
+    last, packed = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((slots,), Draw.blank(rows, slots).shape))
+    return function.lower(scores, last, packed).compile()
 
 
 def _types(tree: PyTree) -> PyTree:

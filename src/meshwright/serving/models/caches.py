@@ -22,7 +22,16 @@ Pair = tuple[Array, Array]
 class Cache(Protocol):
     """The contract of both kinds."""
 
-    dtype: str
+    @property
+    def dtype(self) -> str:
+        """What keys and values are kept in."""
+
+    @property
+    def described(self) -> str:
+        """What it is, in words."""
+
+    def width(self, max_len: int) -> int:
+        """Blocks in the table of a sequence of so many tokens."""
 
     def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
         """The types of the arrays of all layers: for each a pair of keys and values."""
@@ -52,6 +61,13 @@ class PagedCache:
     blocks: int
     block_size: int
     dtype: str
+
+    @property
+    def described(self) -> str:
+        return f"{self.blocks} blocks of {self.block_size} tokens, which prompts that begin alike share"
+
+    def width(self, max_len: int) -> int:
+        return -(-max_len // self.block_size)
 
     def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
         one = jax.ShapeDtypeStruct((self.blocks, self.block_size, kv_heads, head_dim), self.dtype)
@@ -97,6 +113,13 @@ class SlotCache:
     banks: tuple[int, ...]
     length: int
     dtype: str
+
+    @property
+    def described(self) -> str:
+        return f"{sum(self.banks)} slots of {self.length} tokens, contiguous for the kernels of attention"
+
+    def width(self, max_len: int) -> int:
+        return 0
 
     @property
     def starts(self) -> Sequence[int]:

@@ -1,0 +1,136 @@
+"""How many sequences, how long, and how much cache an engine has when nobody says: what the memory holds."""
+
+import os
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+
+from meshwright.errors import DoesNotFit, ServingError
+from meshwright.serving.engine.buckets import row_ladder
+from meshwright.serving.models import Cache, Decoder, PagedCache, SlotCache
+from meshwright.serving.scheduling import Limits
+from meshwright.units import format_bytes
+
+_LONGEST = 4096  # tokens of a sequence by default, where the model reads as many
+_BLOCK = 16  # tokens of a block: prefixes are shared in whole blocks, and a table names one block in 4 bytes
+_QUEUED = 16  # requests that wait, for each slot
+#: By default of GPUs and of everything else: slots, and tokens of prompts in a step. On an H200 a step of 256 sequences
+#: of an 8B model takes three times as long as one alone, and 2,048 tokens of a prompt reach 800 TFLOP/s
+#: (`benchmarks/serving.py`); a CPU is busy with eight sequences.
+_OF_GPUS, _OF_OTHERS = (256, 2048), (8, 256)
+_OF_MEMORY = 0.9  # of a GPU's memory
+_OF_HOST = 0.25  # of a computer's memory, which others use as well
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a user asks for; None for what memory and model allow.
+
+    Attributes:
+        max_len: The most tokens of a sequence, its prompt included.
+        slots: The most sequences at once.
+        chunk: The most tokens of prompts in a step.
+        blocks: Blocks of the cache.
+        block_size: Tokens of a block.
+        queue: The most requests that wait.
+        cache: "paged" or "slots"; by default slots on GPUs, whose kernels want them, and pages elsewhere.
+    """
+
+    max_len: int | None = None
+    slots: int | None = None
+    chunk: int | None = None
+    blocks: int | None = None
+    block_size: int | None = None
+    queue: int | None = None
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if name != "cache" and value is not None and (type(value) is not int or value < 1):
+                raise ServingError(f"{name} is {value!r}; give a whole number from 1, or None for what memory allows")
+        if self.cache not in (None, "paged", "slots"):
+            raise ServingError(f'cache is {self.cache!r}; give "paged", "slots", or None for the faster one')
+
+
+def chosen(config: Any, sizes: Sizes, longest: int | None, devices: int) -> tuple[Limits, Cache]:
+    """Limits and cache for a model.
+
+    Args:
+        config: The zoo's `Config`.
+        sizes: What is asked for.
+        longest: How many tokens the model reads, if it says so.
+        devices: Over how many devices parameters and cache are split.
+
+    Raises:
+        DoesNotFit: Not even one sequence has room beside the parameters.
+    """
+    gpu = jax.default_backend() == "gpu"
+    most_slots, chunk = _OF_GPUS if gpu else _OF_OTHERS
+    max_len = sizes.max_len or min(longest or _LONGEST, _LONGEST)
+    positions = getattr(config, "positions", None)
+    if positions is not None and max_len > positions:
+        raise ServingError(
+            f"max_len is {max_len}, and the model has positions for {positions} tokens; give at most that"
+        )
+    chunk = min(sizes.chunk or chunk, max_len)
+    contiguous = (sizes.cache or ("slots" if gpu else "paged")) == "slots"
+    block = max_len if contiguous else min(sizes.block_size or _BLOCK, max_len)
+    per_block = block * _bytes_per_token(config)
+    if sizes.blocks is None:
+        room = _memory_bytes() * devices - _other_bytes(config, sizes.slots or most_slots, chunk)
+        wanted = (sizes.slots or most_slots) * -(-max_len // block)
+        blocks = min(wanted, max(0, int(room // per_block)))
+        least = -(-max_len // block)
+        if blocks < least:
+            limit = int(_memory_bytes() * devices)
+            needed = int(_other_bytes(config, sizes.slots or most_slots, chunk) + least * per_block)
+            raise DoesNotFit(
+                f"the parameters and a cache for one sequence of {max_len} tokens need {format_bytes(needed)}, and "
+                f"there are {format_bytes(limit)}; use more devices, or a smaller max_len",
+                needed_bytes=needed,
+                limit_bytes=limit,
+            )
+    else:
+        blocks = sizes.blocks
+    slots = min(sizes.slots or most_slots, blocks) if contiguous else sizes.slots or most_slots
+    blocks = slots if contiguous else blocks
+    limits = Limits(slots, block, blocks, chunk, chunk + slots, sizes.queue or _QUEUED * slots, max_len)
+    if contiguous:
+        return limits, SlotCache(banks(slots), max_len, config.dtype)
+    return limits, PagedCache(blocks, block, config.dtype)
+
+
+def banks(slots: int) -> tuple[int, ...]:
+    """The sizes of the banks of a cache of slots: one more for each number of rows that is compiled.
+
+    >>> banks(256)
+    (1, 7, 56, 192)
+    """
+    return tuple(int(size) for size in np.diff((0, *row_ladder(slots))))
+
+
+def _bytes_per_token(config: Any) -> int:
+    kinds = Decoder.of(config, PagedCache(1, 1, config.dtype)).arrays()
+    return _bytes(kinds)
+
+
+def _bytes(kinds: Any) -> int:
+    return sum(prod(kind.shape) * kind.dtype.itemsize for kind in jax.tree.leaves(kinds))
+
+
+def _other_bytes(config: Any, slots: int, chunk: int) -> float:
+    """Parameters, and a rough bound of what a step computes between them: its widest rows, and scores of tokens."""
+    decoder = Decoder.of(config, PagedCache(1, 1, config.dtype))
+    widest = max(getattr(config, "ffn", None) or 4 * config.hidden, config.hidden)
+    return _bytes(decoder.params()) + 4 * (4 * (chunk + slots) * widest + 4 * slots * config.vocab)
+
+
+def _memory_bytes() -> float:
+    """What one device has for serving."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    if limit is not None:
+        return _OF_MEMORY * limit
+    return _OF_HOST * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / len(jax.local_devices())
