@@ -78,8 +78,8 @@ class ModelPlan:
         if found.stages:
             raise ServingError("the plan has stages, and the engine runs steps whole; give a method without a pipeline")
         shardings = argument_shardings(found)
-        tree = jax.tree.structure((self.decoder.params(), self.decoder.arrays()))
-        params, arrays = jax.tree.unflatten(tree, shardings[: tree.num_leaves])
+        leaves, tree = jax.tree.flatten((self.decoder.params(), self.decoder.arrays()))
+        params, arrays = jax.tree.unflatten(tree, shardings[: len(leaves)])
         mesh = shardings[0].mesh
         return Placement(params, arrays, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
 
