@@ -41,6 +41,7 @@ from meshwright.cli.options import (
 )
 from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh, parse_microbatches
 from meshwright.cli.plan_serving import plan_serving_command
+from meshwright.cli.serve import serve_command
 from meshwright.cli.simulate import simulate_command
 from meshwright.cli.solve import solve_command
 from meshwright.cli.train import train_command
@@ -234,6 +235,7 @@ app.command("blocks")(blocks_command)
 app.command("enumerate")(enumerate_command)
 app.command("launch", context_settings=SETTINGS)(launch_command)
 app.command("train")(train_command)
+app.command("serve")(serve_command)
 app.command("solve")(solve_command)
 app.command("validate")(validate_command)
 app.add_typer(profile_app, name="profile")

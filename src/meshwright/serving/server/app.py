@@ -25,8 +25,9 @@ from meshwright.serving.server.transport import ClientLeft
 log = logging.getLogger("meshwright")
 #: What is noted of a client that has left, and sees it no more; Nginx's number, since HTTP has none.
 _CLIENT_LEFT = 499
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'"
+_POLICY = (  # the page is one file, and asks this server only
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 Answer = Callable[[Request], Awaitable[Response]]
 

@@ -1,0 +1,63 @@
+"""The `meshwright serve` command: a model behind OpenAI's interface."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.console import CommandError
+from meshwright.cli.options import ClusterOption
+
+
+def serve_command(
+    model: Annotated[Path, typer.Argument(help="The folder of a model of Hugging Face.", show_default=False)],
+    host: Annotated[str, typer.Option(help="The address to listen at; by default only this machine reaches it.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's name for clients.  [default: the folder's]")] = None,
+    api_key: Annotated[
+        str, typer.Option(envvar="MESHWRIGHT_API_KEY", help="A key that clients must send.", show_default=False)
+    ] = "",
+    cluster: ClusterOption = "local",
+    method: Annotated[
+        str | None, typer.Option(help="How several devices share the model, such as tp.  [default: auto]")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="What is computed in.  [default: the checkpoint's]")] = None,
+    max_len: Annotated[int | None, typer.Option(help="The most tokens of a text with its prompt.")] = None,
+    slots: Annotated[int | None, typer.Option(help="The most texts at once.  [default: what memory allows]")] = None,
+    chunk: Annotated[int | None, typer.Option(help="The most tokens of prompts in one step.")] = None,
+    blocks: Annotated[int | None, typer.Option(help="Blocks of the cache.  [default: what memory allows]")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens of a block.")] = None,
+    queue: Annotated[int | None, typer.Option(help="The most requests that wait; more are told to come again.")] = None,
+    cache: Annotated[
+        str | None, typer.Option(help="paged or slots.  [default: slots on GPUs, paged elsewhere]")
+    ] = None,
+    drain: Annotated[
+        float, typer.Option(help="Seconds that open requests have to end after SIGTERM or Ctrl-C.")
+    ] = 30.0,
+) -> None:
+    """Serve a model: completions and conversations as OpenAI's clients ask for them, figures, and a status page."""
+    try:
+        from meshwright.hf.tokenizer import read_tokenizer
+        from meshwright.serving.server import Recipe, ServerSettings, serve
+    except ImportError as error:
+        raise CommandError(str(error)) from None
+    from meshwright.hf.files import folder_of
+
+    folder = folder_of(model)
+    called = name or folder.resolve().name
+    settings = ServerSettings(name=called, host=host, port=port, api_key=api_key, drain_s=drain)
+    sizes = {
+        "max_len": max_len,
+        "slots": slots,
+        "chunk": chunk,
+        "blocks": blocks,
+        "block_size": block_size,
+        "queue": queue,
+        "cache": cache,
+    }
+    options = {"path": str(folder), "cluster": cluster, "method": method, "sizes": sizes}
+    if dtype is not None:
+        options["dtype"] = dtype
+    serve(Recipe("meshwright.serving.loading:load_engine", options), read_tokenizer(folder), settings)
