@@ -98,7 +98,12 @@ def test_probabilities_of_a_text(client):
     assert (logprobs.tokens, logprobs.token_logprobs, logprobs.text_offset) == (["b", "c"], [-0.5, -0.5], [0, 1])
     assert logprobs.top_logprobs == [{"b": -0.5}, {"c": -0.5}]
     events = client.completions.create(model="tiny", prompt="a", max_tokens=2, temperature=0, logprobs=0, stream=True)
-    assert [event.choices[0].logprobs.text_offset for event in events] == [[0], [1]]
+    assert [at for event in events for at in event.choices[0].logprobs.text_offset] == [0, 1]
+
+
+def test_tokens_that_are_no_text_are_named_by_their_bytes(client):
+    answer = client.completions.create(model="tiny", prompt=[0x7F + 3], max_tokens=1, temperature=0, logprobs=2)
+    assert answer.choices[0].logprobs.top_logprobs == [{"bytes:\\x80": -0.5, "bytes:\\x81": -1.5}]
 
 
 def test_the_prompt_may_come_first(client):

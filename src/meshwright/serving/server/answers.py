@@ -87,9 +87,9 @@ class Writer:
             return {"content": [self._chat_logprob(token) for token in tokens], "refusal": None}
         names = [self._name(token.id) for token in tokens]
         offsets, at = [], self._offsets.get(choice, 0)
-        for name in names:
+        for token in tokens:
             offsets.append(at)
-            at += len(name)
+            at += len(token_bytes(self._tokenizer, token.id).decode(errors="replace"))
         self._offsets[choice] = at
         return {
             "tokens": names,
@@ -106,7 +106,12 @@ class Writer:
         return {"token": self._name(id), "logprob": logprob, "bytes": list(token_bytes(self._tokenizer, id))}
 
     def _name(self, id: int) -> str:
-        return token_bytes(self._tokenizer, id).decode(errors="replace")
+        """A token as text; its bytes where they are no text, as OpenAI writes them, so that no two are the same."""
+        content = token_bytes(self._tokenizer, id)
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
 
 def data_event(content: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
@@ -109,7 +110,7 @@ class Ask:
             )
         options = dict(self.sampling)
         if options["seed"] is not None:
-            options["seed"] = (options["seed"] + choice) % 2**_SEED_BITS
+            options["seed"] = _seed(options["seed"], choice)
         return Sampling(max_tokens=most, logprobs=self.logprobs, **options)
 
 
@@ -189,6 +190,13 @@ def _read(
     )
     _refuse_others(fields)
     return ask
+
+
+def _seed(seed: int, choice: int) -> int:
+    """The seed of one of several answers: not the next number, which is the first answer's of the next seed."""
+    if choice == 0:
+        return seed % 2**_SEED_BITS
+    return int.from_bytes(blake2b(f"{seed} {choice}".encode(), digest_size=8).digest()) % 2**_SEED_BITS
 
 
 def _stop(fields: Fields) -> tuple[str, ...]:
