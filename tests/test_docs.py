@@ -30,6 +30,8 @@ ELSEWHERE = {  # what no test of this file runs, and why
     "python -m pytest": "it names the reader's own model, or runs other tests",
     'python -c "': "it names the reader's own chip or model",
     "meshwright launch": "it takes several processes: tests/cli/test_launch.py has them",
+    "meshwright serve": "it serves until it is ended: tests/serving/server/ has it",
+    "from openai import": "it asks a server: tests/serving/server/ has one",
     "import ray.train": "it takes a cluster: tests/training/test_ray.py has one",
     "mw.initialize()": "it takes several processes: tests/runtime/processes/ has them",
 }
