@@ -143,6 +143,87 @@ def variable(aval: Any) -> jex_core.Var:
     return core.Var(aval)
 
 
+def is_literal(value: Any, aval: Any) -> bool:
+    """Whether a constant may stand in an equation as it is: one number, and no random key."""
+    return not aval.shape and not is_key_dtype(aval.dtype) and not isinstance(value, jax.Array)
+
+
+def with_operands(eqn: Any, operands: Sequence[Any], results: Sequence[Any], stack: Sequence[Any] = ()) -> Equation:
+    """An equation on other variables, with the name stacks of calls around it, which were inlined."""
+    names = source_info_util.new_name_stack()
+    for around in (*stack, name_stack(eqn)):
+        names = names + around
+    return eqn.replace(
+        invars=list(operands), outvars=list(results), source_info=eqn.source_info.replace(name_stack=names)
+    )
+
+
+def is_differentiated(eqn: Any) -> bool:
+    """Whether a checkpoint is one of a backward pass, which computes a part of the forward pass again."""
+    return bool(eqn.params.get("differentiated", False))
+
+
+@lru_cache(maxsize=1)
+def _backward_checkpoint() -> Any:
+    """The equation of the backward pass of some function with a checkpoint."""
+    backward = jax.make_jaxpr(jax.grad(jax.checkpoint(lambda x: x * x * x)))(1.0)
+    return next(eqn for eqn in backward.jaxpr.eqns if eqn.primitive.name in CHECKPOINTS)
+
+
+def recomputing(body: Callable[[Any], Any], first: Any, prevent_cse: bool) -> Equation:
+    """A checkpoint of a backward pass that runs a body, which is made like a closed jaxpr that is given.
+
+    Args:
+        body: Makes the body, a closed jaxpr.
+        first: The equation that it runs first, whose source is taken for that of all.
+        prevent_cse: Whether the compiler must be kept from merging it with the forward pass.
+    """
+    eqn = _backward_checkpoint()
+    key = _CALLS[eqn.primitive.name]
+    closed = body(close(eqn.params[key]))
+    assert not closed.consts, "what a checkpoint reads must be among its operands"
+    inner = closed if isinstance(eqn.params[key], ClosedJaxpr) else closed.jaxpr
+    names = source_info_util.new_name_stack("transpose(jvp())")
+    return eqn.replace(
+        params={**eqn.params, key: inner, "prevent_cse": prevent_cse},
+        source_info=first.source_info.replace(name_stack=names),
+    )
+
+
+def as_recomputed(eqn: Any, stack: Sequence[Any]) -> Equation:
+    """An equation under the names of what a checkpoint computes again."""
+    names = source_info_util.new_name_stack(_RECOMPUTED)
+    for around in (*stack, name_stack(eqn)):
+        names = names + around
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=names))
+
+
+def scan_of(eqn: Any, stack: Sequence[Any], body: Any, counts: tuple[int, int], types: Sequence[Any]) -> ClosedJaxpr:
+    """A jaxpr that runs the scan of an equation with another body.
+
+    Args:
+        eqn: The equation of the scan.
+        stack: Name stacks of the calls around it, which were inlined.
+        body: The closed jaxpr of its body.
+        counts: How many of the operands are the same for all trips, and how many its carry.
+        types: The types of the operands.
+    """
+    first, second = counts[0], sum(counts)
+    options = {name: eqn.params[name] for name in ("length", "reverse", "unroll") if name in eqn.params}
+
+    def scan(*operands: Any) -> list[Any]:
+        def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+            results = jex_core.jaxpr_as_fun(body)(*operands[:first], *carry, *x)
+            return results[: counts[1]], results[counts[1] :]
+
+        with in_place_of(eqn, stack):
+            carry, stacked = jax.lax.scan(step, list(operands[first:second]), list(operands[second:]), **options)
+        return [*carry, *stacked]
+
+    kinds = [jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False)) for t in types]
+    return jax.make_jaxpr(scan)(*kinds)
+
+
 def inner_jaxprs(eqn: Any) -> list[Any]:
     """All jaxprs among an equation's parameters, open."""
     found = []

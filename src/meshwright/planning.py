@@ -22,7 +22,8 @@ from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
 from meshwright.rehearsal.calibration import calibrated, known_efficiencies
 from meshwright.runtime.stages.pipeline_program import why_not_cut
-from meshwright.step_search.microbatches import batch_argnums, decided
+from meshwright.step_search.microbatches import batch_argnums
+from meshwright.step_search.recomputation import decided
 
 
 def plan(

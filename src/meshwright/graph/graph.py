@@ -210,6 +210,7 @@ class Graph:
         on_cpu: Whether its types are those of XLA's CPU backend.
         microbatches: Into how many parts, run one after the other, its batch is cut.
         batch_argnums: Positions of the arguments that are cut; none where the batch is whole.
+        recompute: What its backward pass computes again, in a word of `runtime.recomputation`.
     """
 
     kinds: tuple[TensorType, ...]
@@ -229,6 +230,7 @@ class Graph:
     on_cpu: bool = False
     microbatches: int = 1
     batch_argnums: tuple[int, ...] = ()
+    recompute: str = "as written"
 
     @cached_property
     def ops(self) -> Ops:

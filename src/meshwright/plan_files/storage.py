@@ -190,6 +190,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         "remarks": list(plan.remarks),
         "microbatches": plan.microbatches,
         "batch_argnums": list(plan.batch_argnums),
+        "recompute": plan.recompute,
         "arguments": [_tensor_to_json(t) for t in plan.arguments],
         "results": [_tensor_to_json(t) for t in plan.results],
         "judgement": plan.judgement.to_json(),
@@ -241,6 +242,7 @@ def plan_from_json(data: dict[str, Any]) -> PlanData:
         remarks=built(tuple[str, ...], data.get("remarks", ()), "remarks"),
         microbatches=built(Microbatches, data.get("microbatches", 1), "microbatches"),
         batch_argnums=built(tuple[Count, ...], data.get("batch_argnums", ()), "batch_argnums"),
+        recompute=built(str, data.get("recompute", "as written"), "recompute"),
         in_structure=checked_structure(data["in_structure"], len(arguments), "in_structure"),
         out_structure=checked_structure(data["out_structure"], len(results), "out_structure"),
         pipeline=built(Pipeline, data["pipeline"], "pipeline") if "pipeline" in data else None,
@@ -291,6 +293,7 @@ _TYPES: dict[str, Any] = {
     "remarks": tuple[str, ...],
     "microbatches": Microbatches,
     "batch_argnums": tuple[Count, ...],
+    "recompute": str,
     "pipeline": Pipeline | None,
     "stages": tuple[Stage, ...],
 }

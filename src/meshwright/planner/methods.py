@@ -16,6 +16,7 @@ from meshwright.planner.grouping.roles import Roles, find_roles
 from meshwright.planner.mesh_views import auto_meshes
 from meshwright.planner.pricing.formulation import Restrictions
 from meshwright.planner.splitting import divided_view, finer_view, most_split, most_split_along, split_batch, split_over
+from meshwright.runtime.recomputation.policies import AS_WRITTEN, check_word
 from meshwright.strategy.sharding import Axes
 
 AUTO = "auto"  # what is left to the search
@@ -32,11 +33,16 @@ class Method:
             limits only the search for plans that fit the memory. The best plan found by then is returned, with its gap.
         microbatches: Into how many parts a train step cuts its batch; they run one after the other, and their gradients
             are added up. ``"auto"`` takes as many as the memory needs. A method of stages decides it by itself.
+        recompute: What the backward pass computes again instead of keeping it: ``"none"``; ``"selective"``, all but
+            products with weights and fused kernels; ``"alternate"``, every second product as well; ``"full"``, whole
+            layers; ``"full:1/2"`` and so on for a part of the layers; ``"as written"``, what `jax.checkpoint` says.
+            ``"auto"`` decides it with the microbatches, and takes `jax.checkpoint` for a suggestion.
     """
 
     memory_fraction: float = field(default=0.9, kw_only=True)
     seconds: float | None = field(default=None, kw_only=True)
     microbatches: int | str = field(default=AUTO, kw_only=True)
+    recompute: str = field(default=AUTO, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.memory_fraction, int | float) or not 0 < self.memory_fraction <= 1:
@@ -46,6 +52,11 @@ class Method:
         count = self.microbatches
         if count != AUTO and (type(count) is not int or count < 1):
             raise ShardingError(f"microbatches is {count!r}; give a whole number, 1 or more, or {AUTO!r}")
+        check_word(self.recompute)
+        if self.staged and self.recompute not in (AUTO, AS_WRITTEN):
+            raise ShardingError(
+                f"recompute is {self.recompute!r}, but {self.name} chooses what each stage recomputes; leave it out"
+            )
         if self.staged and count not in (AUTO, 1):
             raise ShardingError(
                 f"microbatches is {count}, but {self.name} chooses the microbatches of a pipeline itself; leave it out"

@@ -197,6 +197,7 @@ class Task:
             provenance=provenance(self.traced, mesh),
             microbatches=self.graph.microbatches,
             batch_argnums=self.graph.batch_argnums,
+            recompute=self.graph.recompute,
             remarks=(*(self.remarks or ()), *what_holds(solved, bound, was_over), *self._remarks(back)),
             origin=self.traced,
             in_tree=call.arguments.tree,

@@ -125,6 +125,7 @@ class PlanData:
     remarks: tuple[str, ...] = ()  # remarks for the user on how it was made, a sentence each
     microbatches: int = 1  # parts of the batch that run one after the other; also those of a pipeline
     batch_argnums: tuple[int, ...] = ()  # positions of the arguments that one program cuts into them
+    recompute: str = "as written"  # what the backward pass computes again: a word of `runtime.recomputation`
     in_tree: Any = field(default=None, repr=False, compare=False)  # JAX's own structures, while the plan is fresh
     out_tree: Any = field(default=None, repr=False, compare=False)
     in_structure: Any = field(default=None, repr=False)  # their JSON-like form, once it was saved and loaded

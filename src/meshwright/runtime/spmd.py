@@ -22,14 +22,14 @@ from jax.tree_util import tree_flatten, tree_leaves
 
 from meshwright import jax_compat
 from meshwright.errors import ClusterError, ShardingError, TraceError
-from meshwright.graph.tracing.call import Leaves, call_abstractly
+from meshwright.graph.tracing.call import Leaves
 from meshwright.graph.tracing.planned_mesh import planned
 from meshwright.plans.compiler_options import options_of
 from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.tensor import Tensor
 from meshwright.runtime import interrupts
 from meshwright.runtime.cpu_turns import in_turn
-from meshwright.runtime.microbatches.planned_parts import cut_as_planned
+from meshwright.runtime.microbatches.planned_parts import call_as_planned
 from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.program.evaluate import Evaluator
 
@@ -210,7 +210,7 @@ class Program:
     def _make(self, args: tuple[Any, ...]) -> _Variant:
         with planned(self.plan.mesh, self.mesh):
             cluster = self.plan.mesh.cluster
-            call = call_abstractly(cut_as_planned(self.plan, self._function, args, cluster), args, cluster)
+            call = call_as_planned(self.plan, self._function, args, cluster)
         arguments, results = call.arguments.bare, call.results.bare
         taken, made = _arrays(self.plan.arguments), _arrays(self.plan.results)
         check_types(taken, call.jaxpr.in_avals)

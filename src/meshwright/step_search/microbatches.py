@@ -75,6 +75,17 @@ def decided(
         return replace(found, remarks=(f"The step {remark}: {reason}.", *found.remarks))
 
 
+def is_free(method: Method) -> bool:
+    """Whether a method fixes no sharding and no mesh, so that those of others may be tried beside its own."""
+    return isinstance(method, Auto) and replace(method, pipeline=AUTO, recompute=AUTO).may_be_staged
+
+
+def is_short_of_memory(plan: PlanData) -> bool:
+    """Whether a plan might be quicker with more memory: it runs in microbatches, or takes most of the memory."""
+    limit = plan.memory.limit_bytes
+    return limit is not None and (plan.microbatches > 1 or plan.memory.peak_bytes > _TIGHT * limit)
+
+
 def batch_argnums(traced: Traced) -> tuple[int, ...]:
     """The arguments of data that are stacks of as many examples as the first one; none where no state is returned."""
     graph, arguments = traced.graph, traced.call.arguments
@@ -166,9 +177,7 @@ class _Search:
     def _plain(self) -> list[Method]:
         """The methods that are tried beside a free search on a cluster: FSDP over all devices, and over each host's."""
         cluster = self.meshes[0].cluster
-        if not (isinstance(self.method, Auto) and replace(self.method, pipeline=AUTO).may_be_staged):
-            return []
-        if cluster is None or cluster.num_devices < 2:
+        if not is_free(self.method) or cluster is None or cluster.num_devices < 2:
             return []
         fsdp = Zero(3, memory_fraction=self.method.memory_fraction, seconds=self.method.seconds)
         hosts = cluster.num_hosts > 1 and cluster.devices_per_host > 1

@@ -40,10 +40,14 @@ def trace(function: Callable[..., Any], *args: Any, cluster: Cluster | None = No
         TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
     """
     with collector_paused():
-        call = call_abstractly(function, args, cluster)
-        flat = Flat(call.program, Names())
-        flat.look_into_tables()
-        return Traced(_graph(flat, call.arguments, call.results), call, function, cluster)
+        return of_call(call_abstractly(function, args, cluster), function, cluster)
+
+
+def of_call(call: Call, function: Callable[..., Any], cluster: Cluster | None) -> Traced:
+    """A function that is traced already, with its flat graph."""
+    flat = Flat(call.program, Names())
+    flat.look_into_tables()
+    return Traced(_graph(flat, call.arguments, call.results), call, function, cluster)
 
 
 def returning(traced: Traced, donated: Collection[int]) -> Traced:

@@ -1,4 +1,4 @@
-"""The program of a plan whose batch is cut into microbatches: traced to be planned, and again to be run."""
+"""The program of a plan that changes the user's: in microbatches, or with another recomputation; planned, then run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -6,9 +6,13 @@ from functools import wraps
 from typing import Any
 
 from meshwright.graph import Traced, trace
+from meshwright.graph.tracing.call import Call, call_abstractly
+from meshwright.graph.tracing.trace import of_call
 from meshwright.hardware import Cluster
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.microbatches import accumulated
+from meshwright.runtime.recomputation.policies import AS_WRITTEN
+from meshwright.runtime.recomputation.recomputed import recomputed
 
 
 def cut_traced(traced: Traced, batch: Sequence[int], count: int) -> Traced:
@@ -28,21 +32,43 @@ def cut_traced(traced: Traced, batch: Sequence[int], count: int) -> Traced:
     parts = trace(wraps(traced.function)(function), *args, cluster=traced.cluster)
     whole = traced.graph
     graph = replace(parts.graph, donated=whole.donated, state=whole.state)
-    graph = replace(graph, microbatches=count, batch_argnums=tuple(batch))
+    graph = replace(graph, microbatches=count, batch_argnums=tuple(batch), recompute=whole.recompute)
     return replace(parts, graph=graph, function=traced.function)
 
 
 def traced_as_planned(plan: PlanData, traced: Traced) -> Traced:
-    """A traced function, cut into microbatches as its plan says."""
-    if plan.stages or plan.microbatches == traced.graph.microbatches:
+    """A traced function, changed as its plan says."""
+    if plan.stages:
+        return traced
+    if plan.recompute != traced.graph.recompute:
+        traced = recomputing(traced, plan.recompute)
+    if plan.microbatches == traced.graph.microbatches:
         return traced
     return cut_traced(traced, plan.batch_argnums, plan.microbatches)
 
 
-def cut_as_planned(
+def recomputing(traced: Traced, word: str) -> Traced:
+    """A traced step that computes again what a policy does not keep; its function stays as it was written.
+
+    Args:
+        traced: The step.
+        word: A word of `runtime.recomputation.policies`; ``as written`` changes nothing.
+    """
+    if word == AS_WRITTEN:
+        return traced
+    new, whole = of_call(recomputed(traced.call, word), traced.function, traced.cluster), traced.graph
+    graph = replace(new.graph, donated=whole.donated, state=whole.state, recompute=word)
+    return replace(new, graph=graph)
+
+
+def call_as_planned(
     plan: PlanData, function: Callable[..., Any], args: tuple[Any, ...], cluster: Cluster | None
-) -> Callable[..., Any]:
-    """A function of the whole batch, cut into microbatches as its plan says."""
+) -> Call:
+    """A function of the whole batch as JAX sees it, changed as its plan says."""
+    call = call_abstractly(function, args, cluster)
+    if plan.recompute != AS_WRITTEN:
+        call = recomputed(call, plan.recompute)
     if plan.microbatches == 1:
-        return function
-    return wraps(function)(accumulated(function, args, plan.batch_argnums, plan.microbatches, cluster))
+        return call
+    cut = accumulated(function, args, plan.batch_argnums, plan.microbatches, cluster, call)
+    return call_abstractly(wraps(function)(cut), args, cluster)

@@ -1,0 +1,1 @@
+"""What the backward pass of a step computes again: a pass over its program."""

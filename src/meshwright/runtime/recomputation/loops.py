@@ -1,0 +1,210 @@
+"""Recomputation in a loop over layers: what one trip keeps for its backward pass, which is a trip of another loop.
+
+JAX makes two loops of one that is differentiated. The first stacks up what each trip keeps, the second reads it. Both
+bodies are seen as one region here, in which the second reads values of the first; then they are taken apart again, with
+stacks of what is kept only.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright import jax_compat
+from meshwright.program.as_jaxpr import as_jaxpr
+from meshwright.program.program import SCAN, Operation, Program
+from meshwright.runtime.recomputation.inlining import copied, without_checkpoints
+from meshwright.runtime.recomputation.layers import Layers, is_heavy, one_layer
+from meshwright.runtime.recomputation.regions import inlined, part_of, recomputation, replaced, slice_to
+
+#: Says of a region, its layers and those of its inputs that are activations which operations' results are kept.
+Keep = Callable[[Program, Layers, set[int]], NDArray[np.bool_]]
+
+
+def loop_pairs(program: Program, backward: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """The positions of each loop of the forward pass and of the one that is its backward pass."""
+    stacked: dict[int, int] = {}
+    taken: set[int] = set()
+    for position, operation in enumerate(program.operations):
+        if operation.name != SCAN or not operation.regions:
+            continue
+        if not backward[position]:
+            stacked.update(dict.fromkeys(operation.outputs[operation.num_carry :], position))
+            continue
+        read = [stacked[value] for value in _slices(operation) if value in stacked]
+        first = max(set(read), key=read.count) if read else -1
+        if first >= 0 and first not in taken and _length(program.operations[first]) == _length(operation):
+            taken.add(first)
+            yield first, position
+
+
+def recompute_trips(program: Program, first: int, second: int, keep: Keep) -> None:
+    """Changes a loop and the loop of its backward pass, so that the second computes again what is not kept.
+
+    Args:
+        program: The program with both, which is changed.
+        first, second: Their positions.
+        keep: Says what is kept.
+    """
+    ahead, behind = program.operations[first], program.operations[second]
+    pair = _joined(ahead, behind)
+    kept = keep(pair.joint, pair.layers, pair.carried)
+    trip = _Trip(pair, kept)
+    elsewhere = _read_elsewhere(program, ahead, second, pair)
+    stacks = [program.add_value(_stacked(pair.joint.types[value], _length(ahead))) for value in trip.stacked]
+    body = part_of(
+        pair.joint,
+        [*pair.joint.inputs],
+        pair.ahead,
+        [*pair.returned[: ahead.num_carry], *(pair.returned[ahead.num_carry + n] for n in elsewhere), *trip.stacked],
+    )
+    made = [*ahead.outputs[: ahead.num_carry], *(ahead.outputs[ahead.num_carry + n] for n in elsewhere), *stacks]
+    operations, same = _scan(program, ahead, body, (ahead.num_consts, ahead.num_carry), ahead.inputs, made)
+    consts, xs = [*pair.own_consts, *trip.shared], [*pair.own_slices, *trip.slices, *trip.stacked]
+    read = [*consts, *pair.gradients, *xs]
+    outside = dict(zip(pair.joint.inputs, ahead.inputs, strict=True)) | pair.outside
+    outside |= dict(zip(trip.stacked, stacks, strict=True))
+    body = part_of(pair.joint, read, trip.operations, trip.outputs)
+    counts = len(consts), len(pair.gradients)
+    operands = [outside[value] for value in read]
+    later, same_later = _scan(program, behind, body, counts, operands, behind.outputs)
+    whole = list(program.operations)
+    whole[second : second + 1] = [replaced(operation, same) for operation in later]
+    whole[first : first + 1] = operations
+    same |= same_later
+    program.operations[:] = [replaced(operation, same) for operation in whole]
+    program.outputs[:] = [same.get(value, value) for value in program.outputs]
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The bodies of a loop and of its backward pass as one region.
+
+    Attributes:
+        joint: The region; its inputs are those of the first body, its outputs those of the second.
+        layers: The region as one layer.
+        ahead: The operations of the first body.
+        returned: What the first body returns.
+        num_shared: How many inputs of the first body are alike for all trips; its carry follows.
+        carried: Its carry.
+        own_consts, gradients, own_slices: The inputs of the second body that are no values of the first.
+        outside: What these are in the program around the loops.
+    """
+
+    joint: Program
+    layers: Layers
+    ahead: list[Operation]
+    returned: list[int]
+    num_shared: int
+    carried: set[int]
+    own_consts: list[int]
+    gradients: list[int]
+    own_slices: list[int]
+    outside: dict[int, int]
+
+
+def _joined(ahead: Operation, behind: Operation) -> _Pair:
+    joint = without_checkpoints(copied(ahead.regions[0]))
+    body, returned = behind.regions[0], list(joint.outputs)
+    num_consts, num_carry = behind.num_consts, behind.num_carry
+    known = dict(zip(ahead.outputs[ahead.num_carry :], returned[ahead.num_carry :], strict=True))
+    slices = dict(zip(_slices(ahead), [*joint.inputs][ahead.num_consts + ahead.num_carry :], strict=True))
+    consts = dict(zip(ahead.inputs[: ahead.num_consts], joint.inputs, strict=False))
+    numbers: dict[int, int] = {}
+    own: tuple[list[int], list[int], list[int]] = ([], [], [])
+    outside: dict[int, int] = {}
+    for place, (value, inner) in enumerate(zip(behind.inputs, body.inputs, strict=True)):
+        which = 0 if place < num_consts else 1 if place < num_consts + num_carry else 2
+        there = (consts, {}, known | slices)[which]
+        if value in there:
+            numbers[inner] = there[value]
+        else:
+            numbers[inner] = joint.add_value(body.types[inner])
+            own[which].append(numbers[inner])
+            outside[numbers[inner]] = value
+    for number, value in body.constants.items():
+        numbers[number] = joint.add_constant(value, body.types[number])
+    first = list(joint.operations)
+    for operation in body.operations:
+        numbers.update((value, joint.add_value(body.types[value])) for value in operation.outputs)
+        read, made = (tuple(numbers[v] for v in side) for side in (operation.inputs, operation.outputs))
+        joint.operations.append(operation._replace(inputs=read, outputs=made))
+    joint.outputs[:] = [numbers[value] for value in body.outputs]
+    joint = without_checkpoints(joint)
+    carried = set([*joint.inputs][ahead.num_consts : ahead.num_consts + ahead.num_carry])
+    layers = one_layer(joint, len(first))
+    return _Pair(joint, layers, joint.operations[: len(first)], returned, ahead.num_consts, carried, *own, outside)
+
+
+class _Trip:
+    """A trip of the backward loop.
+
+    Attributes:
+        operations: What it runs.
+        outputs: What it returns.
+        shared, slices, stacked: The values of the forward trip that it reads: alike for all trips, slices of what the
+            forward loop reads, and those that the forward loop stacks up for it.
+    """
+
+    def __init__(self, pair: _Pair, kept: NDArray[np.bool_]):
+        joint, behind = pair.joint, pair.joint.operations[len(pair.ahead) :]
+        inputs, num_ahead = set(joint.inputs), len(pair.ahead)
+        computed = {value for operation in pair.ahead for value in operation.outputs}
+        cheap = _invariant(pair)
+        there = {value for n in range(num_ahead) if kept[n] for value in joint.operations[n].outputs} - cheap
+        needed = {value for operation in behind for value in operation.inputs} | set(joint.outputs)
+        wanted = sorted((needed & computed) - there)
+        again, read = slice_to(joint, pair.ahead, wanted, there | inputs)
+        new: dict[int, int] = {}
+        made: list[Operation] = []
+        if again:
+            operation, new = recomputation(joint, again, sorted(read), wanted, prevent_cse=False)
+            made = [operation]
+        self.operations = [*made, *(replaced(operation, new) for operation in behind)]
+        self.outputs = [new.get(value, value) for value in joint.outputs]
+        reads = {value for one in self.operations for value in one.inputs} | set(self.outputs)
+        consts = [value for value in joint.inputs if value in reads - pair.carried]
+        shared = set([*joint.inputs][: pair.num_shared])
+        self.shared = [value for value in consts if value in shared]
+        self.slices = [value for value in consts if value not in shared]
+        self.stacked = sorted(reads & (there | pair.carried) & (computed | pair.carried))
+
+
+def _invariant(pair: _Pair) -> set[int]:
+    """Values that are the same for all trips and cheap to compute, of which a stack would hold as many copies."""
+    found = {*list(pair.joint.inputs)[: pair.num_shared], *pair.joint.constants}
+    for operation in pair.ahead:
+        if not is_heavy(operation) and all(value in found for value in operation.inputs):
+            found.update(operation.outputs)
+    return found
+
+
+def _read_elsewhere(program: Program, ahead: Operation, second: int, pair: _Pair) -> list[int]:
+    """Which of the stacks of a loop anything but its backward pass reads, by number."""
+    read = {value for n, one in enumerate(program.operations) if n != second for value in one.inputs}
+    read |= {*program.outputs, *pair.outside.values()}
+    return [n for n, value in enumerate(ahead.outputs[ahead.num_carry :]) if value in read]
+
+
+def _scan(
+    program: Program, like: Operation, body: Program, counts: tuple[int, int], operands: Any, outputs: Any
+) -> tuple[list[Operation], dict[int, int]]:
+    """A loop with another body, in the place of one that there is."""
+    closed = as_jaxpr(body, like.equation.params["jaxpr"])
+    types = [program.types[value] for value in operands]
+    return inlined(program, jax_compat.scan_of(like.equation, like.stack, closed, counts, types), operands, outputs)
+
+
+def _slices(operation: Operation) -> tuple[int, ...]:
+    """What each trip of a loop reads a slice of."""
+    return operation.inputs[operation.num_consts + operation.num_carry :]
+
+
+def _length(operation: Operation) -> int:
+    return int(operation.equation.params["length"])
+
+
+def _stacked(aval: Any, length: int) -> Any:
+    return aval.update(shape=(length, *aval.shape))

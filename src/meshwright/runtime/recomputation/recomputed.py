@@ -1,0 +1,92 @@
+"""A step whose backward pass computes again what a policy does not keep: the same numbers, for less memory.
+
+Whatever the user's own `jax.checkpoint` computes again is kept first; then the policy decides. The result has the form
+that `jax.checkpoint` has in a program, so all that reads a program knows it.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright import jax_compat
+from meshwright.graph.phases import BACKWARD, FORWARD, PHASES
+from meshwright.graph.tracing.call import Call
+from meshwright.program.as_jaxpr import as_jaxpr
+from meshwright.program.program import SCAN, Operation, Program
+from meshwright.runtime.recomputation.inlining import copied, without_checkpoints
+from meshwright.runtime.recomputation.layers import OUTSIDE, Layers, is_heavy, layers_of, phases_of
+from meshwright.runtime.recomputation.loops import loop_pairs, recompute_trips
+from meshwright.runtime.recomputation.policies import NONE, kept_operations
+from meshwright.runtime.recomputation.regions import inlined, replaced
+from meshwright.runtime.recomputation.unrolled import recompute_layers
+
+
+def recomputed(call: Call, word: str) -> Call:
+    """A traced call whose backward pass computes again what a policy does not keep.
+
+    Args:
+        call: The call; the same object is returned where it has no backward pass.
+        word: The policy: ``none``, ``selective``, ``alternate`` or ``full``, and of which part of the layers.
+    """
+    if not _has_both_passes(call.program):
+        return call
+    program = _region(call.program, word)
+    live = program.live
+    program.operations[:] = [one for number, one in enumerate(program.operations) if number in live]
+    return replace(call, jaxpr=as_jaxpr(program, call.jaxpr))
+
+
+def _region(program: Program, word: str) -> Program:
+    """A region that has a forward and a backward pass, changed as the policy says."""
+    whole = without_checkpoints(copied(program))
+    for operation in [one for one in whole.operations if one.name == SCAN and one.regions]:
+        if _has_both_passes(operation.regions[0]):
+            _replace_body(whole, operation, word)
+    _recompute_loops(whole, word)
+    if word != NONE:
+        layers = layers_of(whole)
+        recompute_layers(whole, layers, kept_operations(whole, layers, word))
+    return whole
+
+
+def _has_both_passes(region: Program) -> bool:
+    phases = {PHASES[number] for number in np.unique(phases_of(region)).tolist()}
+    loops = (one for one in region.operations if one.name == SCAN and one.regions)
+    return {FORWARD, BACKWARD} <= phases or any(_has_both_passes(loop.regions[0]) for loop in loops)
+
+
+def _replace_body(whole: Program, loop: Operation, word: str) -> None:
+    """Changes a loop each trip of which has both passes: the user's own microbatches."""
+    body = as_jaxpr(_region(loop.regions[0], word), loop.equation.params["jaxpr"])
+    types = [whole.types[value] for value in loop.inputs]
+    closed = jax_compat.scan_of(loop.equation, loop.stack, body, (loop.num_consts, loop.num_carry), types)
+    operations, same = inlined(whole, closed, loop.inputs, loop.outputs)
+    place = next(number for number, one in enumerate(whole.operations) if one.outputs == loop.outputs)
+    whole.operations[place : place + 1] = operations
+    whole.operations[:] = [replaced(operation, same) for operation in whole.operations]
+    whole.outputs[:] = [same.get(value, value) for value in whole.outputs]
+
+
+def _recompute_loops(whole: Program, word: str) -> None:
+    """Changes the loops over layers; those within a layer are computed again with it."""
+    done: set[int] = set()
+
+    def keep(region: Program, layers: Layers, carried: set[int]) -> NDArray[np.bool_]:
+        return kept_operations(region, layers, word, carried)
+
+    while True:
+        layers = layers_of(whole)
+        waiting = (
+            (first, second)
+            for first, second in loop_pairs(whole, layers.backward)
+            if layers.layer[first] == OUTSIDE and whole.operations[second].outputs[0] not in done
+        )
+        pair = next(waiting, None)
+        if pair is None:
+            return
+        first, second = (whole.operations[number] for number in pair)
+        done.add(second.outputs[0])
+        has_checkpoint = any(one.is_checkpoint for loop in (first, second) for one in loop.regions[0].walk())
+        if has_checkpoint or (word != NONE and any(map(is_heavy, first.regions[0].walk()))):
+            recompute_trips(whole, *pair, keep)

@@ -1,0 +1,171 @@
+"""A step that computes again what a policy does not keep has the numbers of the step as it was written."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxpr_as_fun
+
+from meshwright.errors import ShardingError
+from meshwright.graph.tracing.call import call_abstractly
+from meshwright.program.as_jaxpr import as_jaxpr
+from meshwright.program.program import Program
+from meshwright.runtime.recomputation.policies import KINDS, check_word
+from meshwright.runtime.recomputation.recomputed import recomputed
+from tests.draws import normal
+from tests.generator.train_steps import draw_train_step
+
+pytestmark = pytest.mark.devices
+
+LAYERS, WIDTH = 3, 8
+W = {
+    "up": normal(LAYERS, WIDTH, 16, seed=1),
+    "down": normal(LAYERS, 16, WIDTH, seed=2),
+    "inlet": normal(WIDTH, WIDTH),
+    "head": normal(WIDTH, 4),
+}
+X = normal(4, 5, WIDTH, seed=3)
+
+
+def layer(x, w):
+    y = x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
+    scores = jax.nn.softmax(jnp.einsum("btd,bsd->bts", y @ w["up"], y @ w["up"]))
+    return x + jax.nn.silu(scores @ y @ w["up"]) @ w["down"]
+
+
+def of_layer(w, i):
+    return {"up": w["up"][i], "down": w["down"][i]}
+
+
+def stack(w):
+    return {"up": w["up"], "down": w["down"]}
+
+
+def unrolled(one):
+    def loss(w, x):
+        x = x @ w["inlet"]
+        for i in range(LAYERS):
+            x = one(x, of_layer(w, i))
+        return jnp.mean((x @ w["head"]) ** 2)
+
+    return loss
+
+
+def scanned(one):
+    def loss(w, x):
+        x, _ = jax.lax.scan(lambda x, own: (one(x, own), jnp.mean(x)), x @ w["inlet"], stack(w))
+        return jnp.mean((x @ w["head"]) ** 2)
+
+    return loss
+
+
+def accumulated(one):
+    """The gradient of the user's own microbatches."""
+    loss = scanned(one)
+
+    def step(w, x):
+        def add(total, part):
+            value, grads = jax.value_and_grad(loss)(w, part[None])
+            return jax.tree.map(jnp.add, total, grads), value
+
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, w), x)
+
+    return step
+
+
+STEPS = {
+    "unrolled": jax.value_and_grad(unrolled(layer)),
+    "unrolled, with checkpoints": jax.value_and_grad(unrolled(jax.checkpoint(layer))),
+    "scanned": jax.value_and_grad(scanned(layer)),
+    "scanned, with checkpoints": jax.value_and_grad(scanned(jax.checkpoint(layer))),
+    "scanned, accumulated": accumulated(layer),
+}
+
+
+def count(program, name):
+    return sum(operation.name == name for operation in program.walk())
+
+
+def run(call, args):
+    return jax.jit(jaxpr_as_fun(call.jaxpr))(*jax.tree.leaves(args))
+
+
+def assert_same(expected, found):
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5 * abs(a).max())
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_numbers_are_those_of_the_step_as_written_and_work_is_added_as_the_policy_says(name):
+    call = call_abstractly(STEPS[name], (W, X))
+    expected = run(call, (W, X))
+    products = {}
+    for word in KINDS:
+        new = recomputed(call, word)
+        products[word] = count(new.program, "dot_general")
+        assert_same(expected, run(new, (W, X)))
+        assert (count(new.program, "remat2") + count(new.program, "checkpoint") > 0) == (word != "none")
+    each = 1 if "scanned" in name else LAYERS
+    # Of the products of a layer the last one is not read by the backward pass. Scores are products of activations.
+    assert products["selective"] - products["none"] == 2 * each
+    assert products["full"] - products["none"] == 5 * each
+    assert products["none"] < products["selective"] < products["alternate"] < products["full"]
+
+
+def test_every_second_layer():
+    call = call_abstractly(STEPS["unrolled"], (W, X))
+    products = [count(recomputed(call, word).program, "dot_general") for word in ("none", "full:1/3", "full:2/3")]
+    assert np.diff(products).tolist() == [5, 5]
+
+
+def test_a_checkpoint_that_keeps_products_is_no_law():
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    written = jax.value_and_grad(unrolled(jax.checkpoint(layer, policy=policy)))
+    call, plain = call_abstractly(written, (W, X)), call_abstractly(STEPS["unrolled"], (W, X))
+    for word in ("none", "full"):
+        found, wanted = (recomputed(one, word).program for one in (call, plain))
+        assert count(found, "dot_general") == count(wanted, "dot_general")
+
+
+def test_what_prints_does_so_once():
+    def loud(x, w):
+        jax.debug.print("sum {}", jnp.sum(x))
+        return layer(x, w)
+
+    call = call_abstractly(jax.value_and_grad(unrolled(loud)), (W, X))
+    full = recomputed(call, "full").program
+    assert sum(bool(one.equation.effects) for one in full.walk()) == LAYERS
+
+
+def test_a_forward_pass_stays_as_it_is():
+    call = call_abstractly(unrolled(jax.checkpoint(layer)), (W, X))
+    assert recomputed(call, "full") is call
+
+
+@pytest.mark.parametrize("seed", [1, 4])
+def test_random_train_steps(seed):
+    drawn = draw_train_step(seed)
+    state = drawn.init(jax.random.key(0))
+    call = call_abstractly(drawn.step, (state, drawn.batch))
+    expected = run(call, (state, drawn.batch))
+    for word in ("none", "full"):
+        found = run(recomputed(call, word), (state, drawn.batch))
+        for a, b in zip(expected, found, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4, err_msg=drawn.words)
+
+
+def test_a_program_is_a_jaxpr_again():
+    call = call_abstractly(STEPS["scanned"], (W, X))
+    again = Program.of(as_jaxpr(call.program, call.jaxpr))
+    assert [str(one) for one in again.walk()] == [str(one) for one in call.program.walk()]
+    assert [one.scope for one in again.walk()] == [one.scope for one in call.program.walk()]
+    assert [one.id for one in again.walk()] == [one.id for one in call.program.walk()]
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("selectiv", "did you mean 'selective'?"), ("full:0", "above 0 and at most 1"), (3, "give one of 'auto'")],
+)
+def test_an_unknown_policy_is_refused_and_the_nearest_named(word, said):
+    with pytest.raises(ShardingError, match=said):
+        check_word(word)
