@@ -52,6 +52,7 @@ NAMES = [
     "initialize",
     "nest",
     "parallelize",
+    "place_models",
     "plan",
     "plan_serving",
     "preempted",

@@ -62,6 +62,7 @@ _PUBLIC = {
     "get_model": "serving.api",
     "Slo": "serving.planning.promise",
     "plan_serving": "serving.planning.plan_serving",
+    "place_models": "serving.planning.placement",
     "Traffic": "serving.planning.traffic",
 }
 

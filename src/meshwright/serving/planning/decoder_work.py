@@ -151,15 +151,16 @@ def decoder_work(model: Any) -> DecoderWork:
 
 
 def _config_of(model: Any) -> tuple[str, Any]:
-    from meshwright import zoo
     from meshwright.hf.configuration import read_config
     from meshwright.hf.files import folder_of
+    from meshwright.zoo.catalogue import entry
 
     if isinstance(model, Path) or (isinstance(model, str) and ("/" in model or Path(model).is_dir())):
         folder = folder_of(model)
         return folder.name, read_config(folder, {})[1]
     if isinstance(model, str):
-        return model, zoo.build(model).config
+        shape = entry(model)
+        return model, import_module(f"meshwright.zoo.{shape.family}").Config(**shape.shape)
     config = getattr(model, "config", model)
     if not dataclasses.is_dataclass(config):
         raise ServingError(

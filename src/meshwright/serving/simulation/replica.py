@@ -34,12 +34,16 @@ class Replica:
         role: One of `ROLES`. One that only decodes gets requests whose prompts are in the cache that it is sent: the
             scheduler finds room for them and their tokens cost nothing.
         number: Its place among the replicas.
+        model: Which of several models it serves.
+        devices: A name of its devices. Replicas of several models on the same devices take turns, step by step.
     """
 
     prices: StepPrices
     limits: Limits
     role: str = "both"
     number: int = 0
+    model: str = ""
+    devices: int = -1
     busy_s: float = 0.0
     ends_s: float = 0.0
     steps: list[PricedStep] = field(default_factory=list)
