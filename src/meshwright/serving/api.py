@@ -14,6 +14,7 @@ from meshwright.progress import Say
 from meshwright.serving.engine import Engine
 from meshwright.serving.handle import Handle
 from meshwright.serving.loading import ModelPlan, load_model
+from meshwright.serving.planning.promise import Slo
 from meshwright.serving.requests import Overloaded, Sampling
 from meshwright.serving.sizes import Sizes
 
@@ -54,7 +55,7 @@ class LanguageModel:
             input_ids: Tokens: (batch, seq), or a list of prompts of any lengths, or one prompt.
             attention_mask: 0 for padding in `input_ids`, on either side.
             max_new_tokens: The most tokens to generate for each prompt; 20 by default.
-            max_length: The most tokens with the prompt, in place of it.
+            max_length: The most tokens with the prompt and its padding, in place of it.
             min_new_tokens: No token ends a text before there are so many.
             do_sample: Whether tokens are drawn; otherwise each is the likeliest one.
             temperature: Of the draw.
@@ -84,7 +85,7 @@ class LanguageModel:
                 row, mask = (of[number // num_return_sequences] for of in (rows, masks))
                 prompt = row[mask].tolist()
                 own_seed = None if seed is None else seed + number
-                sampling = _sampling(len(prompt), *asked, own_seed, eos_token_id)
+                sampling = _sampling(len(row), *asked, own_seed, eos_token_id)
                 while True:
                     try:
                         handles.append(self.engine.submit(prompt, sampling))
@@ -141,6 +142,7 @@ def get_model(
     path: str | PathLike[str],
     *,
     cluster: Cluster | str = "local",
+    slo: Slo | None = None,
     method: Method | str | None = None,
     max_len: int | None = None,
     slots: int | None = None,
@@ -157,6 +159,8 @@ def get_model(
     Args:
         path: The folder with `config.json` and safetensors files.
         cluster: The devices, as `mw.plan` takes them; all local ones by default.
+        slo: A promise, such as ``mw.Slo(ttft_s=0.5, tpot_s=0.03)``: slots and chunk are made so small that every step
+            keeps it, by the cost model. By default there are as many as memory allows.
         method: How several devices share the model: a method of `mw.plan` or its short name; `mw.Auto()` by default.
         max_len: The most tokens of a text with its prompt; by default as many as the model reads, up to 4,096.
         slots: The most texts at once; by default what the memory holds.
@@ -188,7 +192,7 @@ def get_model(
         (2, 7)
     """
     sizes = Sizes(max_len, slots, chunk, blocks, block_size, queue, cache)
-    loaded = load_model(path, cluster=cluster, method=method, sizes=sizes, on_progress=on_progress, **options)
+    loaded = load_model(path, cluster=cluster, slo=slo, method=method, sizes=sizes, on_progress=on_progress, **options)
     return LanguageModel(loaded.engine, loaded.plan, loaded.pad)
 
 

@@ -23,6 +23,9 @@ from meshwright.progress import Say, progress
 from meshwright.runtime.placement import argument_shardings
 from meshwright.serving.engine import Engine, Placement
 from meshwright.serving.models import Decoder, StepShape
+from meshwright.serving.planning.prices import StepPrices
+from meshwright.serving.planning.promise import Slo
+from meshwright.serving.promised import keeping, step_prices
 from meshwright.serving.scheduling import Limits
 from meshwright.serving.sizes import Sizes, chosen
 from meshwright.units import format_bytes, format_seconds
@@ -39,12 +42,14 @@ class ModelPlan:
     Attributes:
         decoder: The model with its cache.
         limits: What requests share.
+        prices: What steps cost by the cost model of serving.
         cluster: What it is planned for; None for the devices at hand.
         method: How it is split.
     """
 
     decoder: Decoder
     limits: Limits
+    prices: StepPrices
     cluster: Cluster | None
     method: Method | str | None
 
@@ -84,7 +89,7 @@ class ModelPlan:
         return Placement(params, arrays, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
 
     def __str__(self) -> str:
-        config, limits = self.decoder.config, self.limits
+        config, limits, prices, context = self.decoder.config, self.limits, self.prices, self.limits.max_len // 2
         size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.decoder.params()))
         cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.decoder.arrays()))
         return "\n".join(
@@ -93,8 +98,11 @@ class ModelPlan:
                 f"{format_bytes(cache)} of cache: {self.decoder.cache.described}",
                 f"at most {limits.slots} sequences of {limits.max_len} tokens at once, {limits.chunk} tokens of "
                 f"prompts in a step beside them, {limits.queue} requests in the queue",
-                f"running sequences: {_described(self.decode)}",
-                f"prompts: {_described(self.prefill)}",
+                f"running sequences: {plain_sentence(self.decode)}",
+                f"prompts: {plain_sentence(self.prefill)}",
+                f"predicted at a context of {context}: {format_seconds(prices.decode_s(1, context))} a token with one "
+                f"sequence, {format_seconds(prices.decode_s(limits.slots, context))} with {limits.slots}; "
+                f"{format_seconds(prices.prefill_s(limits.chunk))} for {limits.chunk} tokens of a prompt",
             ]
         )
 
@@ -113,6 +121,7 @@ def load_model(
     *,
     cluster: Cluster | str = "local",
     method: Method | str | None = None,
+    slo: Slo | None = None,
     sizes: Sizes | None = None,
     on_progress: Say | None = None,
     **options: Any,
@@ -123,6 +132,7 @@ def load_model(
         path: The folder of the model.
         cluster: What `mw.plan` takes; the local devices by default.
         method: How it is split over several devices, such as ``"tp"``; `mw.Auto()` by default.
+        slo: What steps are to keep to; by default nothing is promised.
         sizes: What requests may use.
         on_progress: Is told what is done.
         **options: Fields of the zoo's `Config`, as `mw.hf.load` takes them, such as ``dtype="float32"``.
@@ -133,9 +143,14 @@ def load_model(
         keys = read_json(folder_of(path) / "config.json", "model of Hugging Face")
         machines = None if is_local(cluster) else find_cluster(cluster)
         count = len(jax.local_devices()) if machines is None else machines.num_devices
-        limits, cache = chosen(model.config, sizes or Sizes(), _longest(keys), count)
+        sizes = sizes or Sizes()
+        limits, cache = chosen(model.config, sizes, _longest(keys), count)
+        prices = step_prices(model.config, machines or find_cluster("local"), count)
+        if slo is not None:
+            promised = keeping(slo, prices, limits, sizes)
+            limits, cache = chosen(model.config, promised, _longest(keys), count)
         decoder = Decoder.of(model.config, cache)
-        layout = ModelPlan(decoder, limits, machines, method)
+        layout = ModelPlan(decoder, limits, prices, machines, method)
         placement = layout.placement() if count > 1 else Placement.single(decoder)
         kinds = jax.tree.map(
             lambda kind, sharding: jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding),
@@ -165,7 +180,3 @@ def special_tokens(folder: Path, keys: dict[str, Any]) -> tuple[tuple[int, ...],
 
 def _longest(keys: dict[str, Any]) -> int | None:
     return next((keys[name] for name in ("max_position_embeddings", "n_positions") if keys.get(name)), None)
-
-
-def _described(step: Plan) -> str:
-    return f"{plain_sentence(step)}, {format_seconds(step.cost.total)} a step by the cost model"

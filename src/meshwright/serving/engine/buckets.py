@@ -15,7 +15,7 @@ from meshwright.serving.scheduling import Limits, Slice, StepPlan
 
 _ROWS_APART = 8  # a product with few rows takes about as long as with one
 _TOKENS_APART = 4  # padding at most quadruples a chunk of a prompt
-_LEAST_TOKENS = 32  # fewer cost as much as these: the weights are read
+LEAST_TOKENS = 32  # fewer cost as much as these: the weights are read
 _MOST_PROMPTS = 16
 
 
@@ -47,7 +47,7 @@ def length_ladder(chunk: int) -> tuple[int, ...]:
     ((32, 128, 512, 2048), (8,))
     """
     lengths = [chunk]
-    while lengths[0] // _TOKENS_APART >= _LEAST_TOKENS:
+    while lengths[0] // _TOKENS_APART >= LEAST_TOKENS:
         lengths.insert(0, lengths[0] // _TOKENS_APART)
     return tuple(lengths)
 
