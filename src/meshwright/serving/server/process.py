@@ -11,9 +11,19 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
 
-from meshwright.errors import MeshwrightError, ProcessError
+from meshwright.errors import ProcessError
 from meshwright.serving.requests import EngineStopped, Overloaded, Sampling, Stats
-from meshwright.serving.server.messages import Cancel, CannotLoad, News, Ready, Recipe, Refused, Report, Submit
+from meshwright.serving.server.messages import (
+    Cancel,
+    CannotLoad,
+    News,
+    Ready,
+    Recipe,
+    Refused,
+    Report,
+    Submit,
+    unpacked,
+)
 
 #: Before a worker that has died is replaced; doubled up to the second number while they die soon.
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.5, 30.0
@@ -155,10 +165,10 @@ class Worker:
         while (message := await said.get()) is not None:
             if isinstance(message, Report):
                 self.stats = message.stats
-                for news in message.messages:
-                    self._receive(news)
-                    if isinstance(news, News) and news.finish_reason == "error":
-                        self.ready = None  # it is about to end
+                for refused in message.refused:
+                    self._refuse(refused)
+                for row in message.news:
+                    self._receive(unpacked(row))
             elif isinstance(message, Ready):
                 self.ready = message
                 self._first.set()
@@ -172,26 +182,26 @@ class Worker:
         connection.close()
         return problem or f"the process of the engine ended with exit code {code}"
 
-    def _receive(self, message: Refused | News) -> None:
-        ticket = self._tickets.get(message.number)
+    def _refuse(self, message: Refused) -> None:
+        ticket, error = self._tickets.pop(message.number, None), message.error
         if ticket is None:
             return
-        if not ticket.accepted.done():
-            if isinstance(message, Refused):
-                self._drop(ticket, message.error)
-                return
-            ticket.accepted.set_result(None)
-        assert isinstance(message, News)
-        if message.finish_reason is not None:
-            del self._tickets[message.number]
-        if message.tokens or message.finish_reason:
-            ticket.receive(message)
-
-    def _drop(self, ticket: Ticket, error: MeshwrightError) -> None:
-        del self._tickets[ticket.number]
         if isinstance(error, Overloaded) and self.stats is not None:  # a second for each batch that waits
             error.retry_after_s = max(error.retry_after_s, self.stats.waiting / max(self.stats.slots, 1))
         ticket.accepted.set_exception(error)
+
+    def _receive(self, news: News) -> None:
+        if news.finish_reason == "error":
+            self.ready = None  # the worker is about to end
+        ticket = self._tickets.get(news.number)
+        if ticket is None:
+            return
+        if not ticket.accepted.done():
+            ticket.accepted.set_result(None)
+        if news.finish_reason is not None:
+            del self._tickets[news.number]
+        if news.tokens or news.finish_reason:
+            ticket.receive(news)
 
     def _fail_all(self, error: str) -> None:
         tickets, self._tickets = self._tickets, {}

@@ -55,22 +55,23 @@ class _Desk:
         self._lock, self._filled = Lock(), Event()
         self._filled.set()  # the first report is due at once
         self._handles: dict[int, Handle] = {}
-        self._messages: list[Refused | News] = []
+        self._refused: list[Refused] = []
         self._stopped = False
-        self._tokens: dict[int, tuple[Handle, list[Token]]] = {}  # since the last message
+        self._tokens: dict[int, tuple[Handle, list[Token | None]]] = {}  # since the last report; None is the end
 
     def submit(self, asked: Submit) -> None:
         """Hands a request to the engine."""
-        answer: Refused | News = News(asked.number)
         try:
             handle = self._engine.submit(asked.prompt, asked.sampling, partial(self._tell, asked.number))
         except MeshwrightError as error:
-            answer = Refused(asked.number, error)
-            self._stopped |= isinstance(error, EngineStopped)
-        with self._lock:
-            self._messages.append(answer)
-            if isinstance(answer, News) and handle.finish_reason is None:
-                self._handles[asked.number] = handle
+            with self._lock:
+                self._refused.append(Refused(asked.number, error))
+                self._stopped |= isinstance(error, EngineStopped)
+        else:
+            with self._lock:
+                self._tokens.setdefault(asked.number, (handle, []))  # that it was taken is news, too
+                if handle.finish_reason is None:
+                    self._handles[asked.number] = handle
         self._filled.set()
 
     def cancel(self, number: int) -> None:
@@ -86,11 +87,10 @@ class _Desk:
             self._filled.wait(STATS_S)
             self._filled.clear()
             with self._lock:
-                messages, tokens = self._messages, self._tokens
-                self._messages, self._tokens = [], {}
-            for number, (handle, new) in tokens.items():
-                messages.append(News(number, tuple(new), handle.finish_reason, handle.cached_tokens, handle.error))
-            self._connection.send(Report(tuple(messages), self._engine.stats()))
+                refused, tokens = self._refused, self._tokens
+                self._refused, self._tokens = [], {}
+            news = [_news(number, handle, new).packed() for number, (handle, new) in tokens.items()]
+            self._connection.send(Report(tuple(refused), tuple(news), self._engine.stats()))
             if self._stopped or any(handle.finish_reason == "error" for handle, _ in tokens.values()):
                 os._exit(ENGINE_STOPPED)  # the server starts another worker
 
@@ -98,11 +98,18 @@ class _Desk:
         """The listener of all requests, on the engine's thread."""
         with self._lock:
             new = self._tokens.setdefault(number, (handle, []))[1]
+            new.append(token)
             if token is None:
                 self._handles.pop(number, None)
-            else:
-                new.append(token)
         self._filled.set()
+
+
+def _news(number: int, handle: Handle, new: Sequence[Token | None]) -> News:
+    """What is said of a request: that it has ended only with its last token, though the handle may know already."""
+    tokens = tuple(token for token in new if token is not None)
+    if len(tokens) == len(new):
+        return News(number, tokens, cached_tokens=handle.cached_tokens)
+    return News(number, tokens, handle.finish_reason, handle.cached_tokens, handle.error)
 
 
 def main() -> None:
