@@ -107,6 +107,16 @@ class Running:
         self.process.send_signal(signal.SIGTERM)
 
 
+def first_line(process, mark, lines=None):
+    """Reads what a process says up to a line with a mark."""
+    lines = [] if lines is None else lines
+    for line in process.stderr:
+        lines.append(line)
+        if mark in line:
+            return line
+    raise AssertionError("".join(lines))
+
+
 @contextmanager
 def running(folder, *, engine=None, code=0, **settings):
     """A server that is ready; at the end it must leave with an exit code, after SIGTERM."""
@@ -121,13 +131,7 @@ def running(folder, *, engine=None, code=0, **settings):
     )
     lines = []
     try:
-        for line in process.stderr:
-            lines.append(line)
-            if " at http://" in line:
-                break
-        else:
-            raise AssertionError("".join(lines))
-        server = Running(process, int(line.rsplit(":", 1)[1]), lines)
+        server = Running(process, int(first_line(process, " at http://", lines).rsplit(":", 1)[1]), lines)
         yield server
         if process.poll() is None:
             server.terminate()
