@@ -16,11 +16,13 @@ from meshwright.plan_files.known_plans import plan_key
 from meshwright.planner.budget import Budget
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.planner.planner import Progress, plan_program
+from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.user_shardings import names_axes, refuse_stages
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
 from meshwright.rehearsal.calibration import calibrated, known_efficiencies
+from meshwright.rehearsal.memory import known_memory
 from meshwright.runtime.stages.pipeline_program import why_not_cut
 from meshwright.step_search.microbatches import batch_argnums
 from meshwright.step_search.recomputation import decided
@@ -96,7 +98,9 @@ def key_of(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shape | N
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     where = _divided(traced, where, mesh, method)
     chip = where.chip if isinstance(where, Cluster) else where[0].chip
-    return plan_key(traced, method, where, known_efficiencies(chip))
+    memory = known_memory(traced.graph, chip)
+    known = known_efficiencies(chip) | ({} if memory == 1 else {"memory": memory})
+    return plan_key(traced, method, where, known)
 
 
 def batch_numbers(given: int | Sequence[int] | None, count: int) -> tuple[int, ...] | None:
@@ -174,6 +178,9 @@ def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Prog
     chip, known = where[0].chip, None
     if chip is not None and factors:
         known = calibrated(traced.graph, chip, where[0].num_devices, factors)
+    memory = known_memory(traced.graph, chip)
+    if memory != 1:
+        known = replace(known or Corrections(), memory=memory)
     if isinstance(method, Auto) and method.profile:
         from meshwright.rehearsal.search import MeasuredSearch  # here, since it loads what measures
 

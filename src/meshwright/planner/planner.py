@@ -114,7 +114,12 @@ class Task:
         """Bytes that the plan may use on each device."""
         if mesh.memory_bytes is None:
             return None
-        return mesh.memory_bytes * (1.0 if mesh.is_abstract else self.method.memory_fraction)
+        return mesh.memory_bytes * (1.0 if mesh.is_abstract else self.method.memory_fraction) / self._bytes_factor
+
+    @property
+    def _bytes_factor(self) -> float:
+        """What a step takes for each modelled byte, as it was measured; the model is solved under a limit to match."""
+        return 1.0 if self.corrections is None else self.corrections.memory
 
     def plan(self, meshes: list[Mesh], say: Progress, budget: Budget | None = None) -> PlanData:
         """Solves on the meshes and makes the plan of the best."""
@@ -168,7 +173,8 @@ class Task:
         assert solved.latest is not None and solved.latest.choice is not None
         choice, free = solved.latest.choice, solved.free
         back = Readback(solved.formulation, choice, None if free is None else free.choice)
-        profile = back.profile()
+        profile, factor = back.profile(), self._bytes_factor
+        peak_bytes = round(profile.peak_bytes * factor)
         cost = Cost(back.compute(), back.communication())
         mesh = solved.formulation.mesh
         call = self.traced.call
@@ -178,8 +184,8 @@ class Task:
             cost=cost,
             flops=back.flops(),
             memory=Memory(
-                profile.peak_bytes,
-                None if limit is None else int(limit),
+                peak_bytes,
+                None if limit is None else round(limit * factor),
                 self._argument_bytes(back),
                 self.graph.ops[profile.peak_at].label if self.graph.ops else "",
             ),
@@ -189,12 +195,12 @@ class Task:
             details=FreshDetails(back),
             unsplittable=unsplittable(self.graph),
             considered=tuple(
-                replace(one, cost=solved.cost, peak_bytes=profile.peak_bytes, rounds=solved.rounds)
+                replace(one, cost=solved.cost, peak_bytes=peak_bytes, rounds=solved.rounds)
                 if one.shape == mesh.sizes
                 else one
                 for one in considered
             ),
-            provenance=provenance(self.traced, mesh),
+            provenance=provenance(self.traced, mesh) | ({} if factor == 1 else {"memory factor": factor}),
             microbatches=self.graph.microbatches,
             batch_argnums=self.graph.batch_argnums,
             recompute=self.graph.recompute,

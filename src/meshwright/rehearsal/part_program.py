@@ -22,8 +22,9 @@ from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import OpPlan, PlanData, partition_spec
 from meshwright.plans.tensor import Spec, Tensor
 from meshwright.rehearsal.evaluate import Placeholder, Rehearser
+from meshwright.rehearsal.indices import looked_up
 from meshwright.rehearsal.local_equation import local_shape
-from meshwright.rehearsal.program import drawn
+from meshwright.rehearsal.program import drawn, longest
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.program.contributions import Waiting
@@ -82,7 +83,7 @@ class PartFunction:
     def __init__(self, plan: PlanData, traced: Traced, operations: Sequence[int], mesh: DeviceMesh | None = None):
         """Without a mesh of devices it is one device's share."""
         self.platform: str | None = None  # that it is compiled for
-        self.plan, self.graph, self.mesh = plan, traced.graph, mesh
+        self.plan, self.graph, self.mesh, self.given = plan, traced.graph, mesh, traced.given
         self.plans: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         arrays = [t for t in plan.arguments if t.role != "static"]
         self.arguments: dict[int, Tensor] = dict(zip(self.graph.inputs, arrays, strict=True))
@@ -180,7 +181,18 @@ class PartFunction:
         compiled = jitted.lower(*types).compile()
         refuse_large(compiled, limit_bytes)
         devices = [device] if self.mesh is None else list(self.mesh.devices.flat)
-        return PartProgram(compiled, partial(_draw, tensors, types, places), in_turn(compiled, devices), laps)
+        return PartProgram(compiled, partial(self._draw, tensors, types, places), in_turn(compiled, devices), laps)
+
+    def _draw(self, tensors: Sequence[Tensor], types: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+        rows, highest = looked_up(self.graph), longest(tensors)
+        given = {self.graph.inputs[number]: array for number, array in self.given.items()}
+        values: list[Any] = []
+        for seed, (value, tensor, kind) in enumerate(zip(self.inputs, tensors, types, strict=True)):
+            if value in given:
+                values.append(given[value][tuple(slice(size) for size in kind.shape)].astype(kind.dtype))
+            else:
+                values.append(drawn(tensor, kind, seed, rows.get(value, highest)))
+        return jax.block_until_ready([jax.device_put(x, place) for x, place in zip(values, places, strict=True)])
 
     def _laps(self, laps: int, *values: Any) -> list[Any]:
         """The part several times in one program: each lap takes its operands only when the lap before is done."""
@@ -207,13 +219,6 @@ def _zeros(kind: Any) -> jax.Array:
         bits = jnp.zeros((*kind.shape, *jax_compat.key_shape(kind.dtype)), "uint32")
         return jax_compat.keys_of_bits(bits, kind.dtype)
     return jnp.zeros(kind.shape, kind.dtype)
-
-
-def _draw(tensors: Sequence[Tensor], types: Sequence[Any], places: Sequence[Any]) -> list[Any]:
-    highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
-    rows = enumerate(zip(tensors, types, places, strict=True))
-    values = [jax.device_put(drawn(t, kind, seed, highest), place) for seed, (t, kind, place) in rows]
-    return jax.block_until_ready(values)
 
 
 class _PartWalk:

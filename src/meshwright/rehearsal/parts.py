@@ -92,6 +92,11 @@ def parts_of(plan: PlanData, graph: Graph, blocks: Blocks | None = None) -> tupl
     return tuple(found)
 
 
+def program_of(graph: Graph) -> str:
+    """The fingerprint of a whole step, however it is split."""
+    return f"{STEP}-{fingerprint(graph, tuple(range(len(graph.ops))), ())}"
+
+
 def step_of(plan: PlanData, graph: Graph) -> MeasuredPart:
     """The whole step as one part; loops run inside it."""
     everything = tuple(range(len(graph.ops)))
@@ -101,7 +106,7 @@ def step_of(plan: PlanData, graph: Graph) -> MeasuredPart:
     axes = " ".join(f"{name}={size}" for name, size in plan.mesh.shape.items())
     donated = "".join("d" if t.donated else "-" for t in plan.arguments)
     return MeasuredPart(
-        f"{STEP}-{fingerprint(graph, everything, ())}",
+        program_of(graph),
         f"{axes}; {_digest(chr(10).join((axes, donated, *splits)))}",
         everything,
         (everything,),

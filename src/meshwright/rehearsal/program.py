@@ -14,6 +14,7 @@ from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.plans.tensor import Tensor
 from meshwright.rehearsal.evaluate import Rehearser
+from meshwright.rehearsal.indices import looked_up
 from meshwright.rehearsal.local_equation import local_shape
 from meshwright.runtime.spmd import check_types, compiler_options
 
@@ -30,6 +31,8 @@ class Share:
         arguments, results: The tensors of the plan that are arrays.
         types: The types of the shards of the arguments.
         state: For each result that is the next value of an argument, the numbers of both.
+        rows: For arguments that hold indices, by their number, the number of rows that these choose from.
+        given: The user's own integers, as in `Traced`.
         rehearser: Traces the function; once it did, it knows which operations were computed whole.
     """
 
@@ -38,6 +41,8 @@ class Share:
     results: tuple[Tensor, ...]
     types: tuple[Any, ...]
     state: Mapping[int, int]
+    rows: Mapping[int, int]
+    given: Mapping[int, np.ndarray]
     rehearser: Rehearser
 
     @classmethod
@@ -55,7 +60,9 @@ class Share:
         def run(*leaves: Any) -> list[Any]:
             return rehearser.run(program, leaves, [t.spec for t in taken], [t.spec for t in made])
 
-        return cls(run, taken, made, types, dict(traced.graph.state), rehearser)
+        rows = looked_up(traced.graph)
+        chosen = {number: rows[value] for number, value in enumerate(traced.graph.inputs) if value in rows}
+        return cls(run, taken, made, types, dict(traced.graph.state), chosen, traced.given, rehearser)
 
     def compile(self, device: Any) -> jax.stages.Compiled:
         """The compiled program for a device; arguments that the plan donates are donated.
@@ -79,16 +86,20 @@ class Share:
 
         Args:
             device: Where they are put.
-            given: The whole arrays of the arguments, or their types.
+            given: The whole arrays of the arguments, or their types; the integers that the plan was made with count
+                as given.
             seed: For values that are drawn.
         """
-        # Integers that look up rows of a table reach over the longest dim of a parameter.
-        highest = max((max(t.shape, default=1) for t in self.arguments if t.role == "parameters"), default=2)
-        found, pairs = [], zip(self.arguments, self.types, given or self.types, strict=True)
+        highest, wholes = longest(self.arguments), list(given or self.types)
+        for number, array in self.given.items():
+            if isinstance(wholes[number], jax.ShapeDtypeStruct):
+                wholes[number] = array
+        found, pairs = [], zip(self.arguments, self.types, wholes, strict=True)
         with jax.default_device(device):
             for number, (tensor, kind, whole) in enumerate(pairs):
                 if isinstance(whole, jax.ShapeDtypeStruct):
-                    value = drawn(tensor, kind, seed * len(self.types) + number, highest)
+                    rows = self.rows.get(number, highest)
+                    value = drawn(tensor, kind, seed * len(self.types) + number, rows)
                 else:
                     part = whole[tuple(slice(size) for size in kind.shape)] if kind.shape else whole
                     value = jnp.asarray(part, kind.dtype)
@@ -103,8 +114,13 @@ class Share:
         return following
 
 
+def longest(tensors: Sequence[Tensor]) -> int:
+    """The longest dim of a parameter: integers of which nothing is known are drawn below it, as if they chose a row."""
+    return max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
+
+
 def drawn(tensor: Tensor, kind: Any, seed: int, highest: int) -> np.ndarray | jax.Array:
-    """Values that a step can be run on: the optimiser's state begins at zero, as optimisers begin.
+    """Values that a step can be run on: integers below `highest`; the optimiser's state at zero, as optimisers begin.
 
     NumPy draws them, since JAX would compile its generator for every shape. Large arrays repeat a pool of values: how
     long a program takes depends on how random their bits are, not on whether they recur.

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -18,6 +18,7 @@ from meshwright.profiler.measurements import open_database
 from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.learning import Measured
 from meshwright.rehearsal.measuring import Candidate, Measuring
+from meshwright.rehearsal.memory import is_allowed, keep_memory, with_memory
 from meshwright.rehearsal.parts import parts_of, stand_in_s
 from meshwright.rehearsal.program import Share
 from meshwright.rehearsal.stages import PipelineRehearsal, rehearse_stages
@@ -89,6 +90,11 @@ class Rehearsal(Printed):
         if self.measured_s is None:
             return self.plan.cost
         return Cost(max(self.measured_s - self.stand_in_s, 0.0), self.plan.cost.communication)
+
+    @property
+    def corrected(self) -> PlanData:
+        """The plan with the measured compute, and with the memory that the program of the share allocates."""
+        return with_memory(replace(self.plan, cost=self.cost), int(self.memory.compiled))
 
     @property
     def step_s(self) -> float:
@@ -184,6 +190,9 @@ def rehearse(
     compiled = share.compile(device)
     compile_s, memory_bytes = time.perf_counter() - started, allocated_bytes(compiled)
     remarks = _remarks(plan, share, device)
+    if is_allowed() and not _other_chip(plan, device):
+        with open_database() as database:
+            keep_memory(database, plan, traced.graph, memory_bytes)
     measured_s = None
     if steps and _fits(memory_bytes, device, remarks):
         given = traced.call.arguments.pick(tuple(args)) if function is not None else None

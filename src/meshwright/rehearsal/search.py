@@ -33,10 +33,11 @@ from meshwright.rehearsal.calibration import keep_work
 from meshwright.rehearsal.combinations import some_combinations
 from meshwright.rehearsal.learning import Measured, communication_s, compute_s, corrections
 from meshwright.rehearsal.measuring import Candidate, Measuring, StepCandidate
+from meshwright.rehearsal.memory import keep_memory, modelled_bytes, with_memory
 from meshwright.rehearsal.parts import MeasuredPart, parts_of, step_of
 from meshwright.rehearsal.whole_steps import Step, compiled_in, step_times
 from meshwright.runtime.spmd import device_mesh
-from meshwright.units import format_seconds
+from meshwright.units import format_bytes, format_seconds
 
 MOST_CANDIDATES = 12  # of a segment, the cheapest by the model
 EXPLORERS = 3  # further candidates of a segment, from its most expensive ones
@@ -69,6 +70,7 @@ class MeasuredSearch:
 
     def plan(self) -> PlanData:
         """The best plan by what was measured and, where nothing was, by the model."""
+        self.bytes_factor = 1.0 if self.calibrated is None else self.calibrated.memory
         modelled = self._solve(self.method, self.meshes, self.calibrated)
         device = self._device(modelled)
         if device is None:
@@ -83,7 +85,7 @@ class MeasuredSearch:
         try:
             with my_turn(self.say):
                 self.measuring.begin()
-                best = self._improve(modelled)
+                best = self._fitting(self._improve(modelled))
                 self.step_s = self.step_s or self._step_s(best)
                 if self.measuring.is_over:
                     self.remarks.append(
@@ -124,7 +126,41 @@ class MeasuredSearch:
         else:
             measuring.measure([self._step(modelled)])
         measuring.kept_s = time.perf_counter() - started if modelled.mesh.num_devices > 1 else 0.0
+        self._memory_bytes(modelled)
         self._measure([modelled])
+
+    def _fitting(self, found: PlanData) -> PlanData:
+        """A plan whose program needs no more memory than is allowed, where its own was found to need more."""
+        for _ in range(MOST_ROUNDS):
+            limit, num_bytes = found.memory.limit_bytes, self._memory_bytes(found)
+            if limit is None or num_bytes is None or num_bytes <= limit or self.measuring.is_over:
+                break
+            try:
+                following = self._solve(self.method, self.meshes, self._corrections())
+            except DoesNotFit as error:
+                self.remarks.append(f"Its program needs {format_bytes(num_bytes)}, more than is allowed: {error}")
+                break
+            if following.ops == found.ops:
+                break
+            found, self.step_s = following, None
+            if self._is_here(found):
+                self._compiled(found)
+            else:
+                self.step_s = self._step_s(found)
+        return found
+
+    def _memory_bytes(self, plan: PlanData) -> int | None:
+        """What the program of a plan's step allocates on a device, if it was compiled; later plans count with it."""
+        if id(plan) in self.steps:
+            num_bytes: int | None = self.steps[id(plan)].memory_bytes
+        else:
+            known = self.measuring.found.get(self._step(plan).key(self.measuring.device))
+            num_bytes = None if known is None else known.memory_bytes
+        if num_bytes:
+            ratio = num_bytes / modelled_bytes(plan)
+            self.bytes_factor = ratio if self.bytes_factor == 1 else max(self.bytes_factor, ratio)
+            keep_memory(self.database, plan, self.traced.graph, num_bytes)
+        return num_bytes
 
     def _cheapest(self, plans: Sequence[PlanData]) -> PlanData:
         """The plan that takes the least time by what was measured, and by the corrected model where nothing was."""
@@ -179,7 +215,8 @@ class MeasuredSearch:
         return plan_program(self.traced, meshes, method, self.say, Budget(method.seconds), corrected)
 
     def _corrections(self) -> Corrections:
-        return corrections(self.rows, None if self.calibrated is None else self.calibrated.usual)
+        found = corrections(self.rows, None if self.calibrated is None else self.calibrated.usual)
+        return replace(found, memory=self.bytes_factor)
 
     def _others(self, modelled: PlanData) -> list[PlanData]:
         """Plans by other methods on the same mesh."""
@@ -289,7 +326,9 @@ class MeasuredSearch:
         )
         self.remarks.append(f"{about[0].upper()}{about[1:]}.")
         provenance = {**plan.provenance, "profile": about}
-        return self._marked(replace(plan, cost=cost, solution=solution, provenance=provenance))
+        num_bytes = self._memory_bytes(plan)
+        plan = replace(plan, cost=cost, solution=solution, provenance=provenance)
+        return self._marked(plan if num_bytes is None else with_memory(plan, num_bytes))
 
     def _marked(self, plan: PlanData) -> PlanData:
         return replace(plan, remarks=(*plan.remarks, *self.remarks))

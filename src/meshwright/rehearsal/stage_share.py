@@ -20,7 +20,7 @@ from meshwright.plans.tensor import Spec, Tensor
 from meshwright.rehearsal import stand_ins
 from meshwright.rehearsal.evaluate import Placeholder, Rehearser
 from meshwright.rehearsal.local_equation import local_shape, run_local
-from meshwright.rehearsal.program import drawn
+from meshwright.rehearsal.program import drawn, longest
 from meshwright.runtime.checking.verify_stages import staged_program
 from meshwright.runtime.microbatches.cut_operations import Cut
 from meshwright.runtime.microbatches.part_program import Instruction, Key
@@ -96,8 +96,7 @@ class StageShare:
     def draw(self, device: Any) -> list[Any]:
         """Values to run it on: the first microbatch, and the rest as in `Share.draw`."""
         tensors = [self._tensor(name, kind) for name, kind in zip(self._names(), self.types, strict=True)]
-        highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
-        pairs = zip(tensors, self.types, strict=True)
+        pairs, highest = zip(tensors, self.types, strict=True), longest(tensors)
         values = [drawn(tensor, kind, seed, highest) for seed, (tensor, kind) in enumerate(pairs)]
         return [jax.device_put(value, device, may_alias=False) for value in values]
 

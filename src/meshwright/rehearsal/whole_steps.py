@@ -11,7 +11,9 @@ from jax.sharding import NamedSharding
 
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData, partition_spec
-from meshwright.rehearsal.program import drawn
+from meshwright.rehearsal.indices import looked_up
+from meshwright.rehearsal.program import drawn, longest
+from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.spmd import Program, spmd
 
 ROUNDS = 5  # in turn; the quickest of each plan counts
@@ -50,16 +52,20 @@ class Step:
     """A plan's program, compiled; its arguments are drawn when it runs first, and follow from step to step."""
 
     def __init__(self, plan: PlanData, traced: Traced):
-        self.plan, self.call, self.state = plan, traced.call, dict(traced.graph.state)
+        self.plan, self.call, self.graph, self.state = plan, traced.call, traced.graph, dict(traced.graph.state)
+        self.given = traced.given
         self.program: Program = spmd(plan, traced.function)
-        self.program.compile(*self.call.arguments.fill(self.call.types))
+        self.memory_bytes = allocated_bytes(self.program.compile(*self.call.arguments.fill(self.call.types)))
 
     @cached_property
     def values(self) -> list[Any]:
         """The arrays of the arguments."""
         tensors = [t for t in self.plan.arguments if t.role != "static"]
-        highest = max((max(t.shape, default=1) for t in tensors if t.role == "parameters"), default=2)
-        values = [drawn(t, kind, n, highest) for n, (t, kind) in enumerate(zip(tensors, self.call.types, strict=True))]
+        rows, highest = looked_up(self.graph), longest(tensors)
+        values = [
+            self.given[n].astype(kind.dtype) if n in self.given else drawn(t, kind, n, rows.get(value, highest))
+            for n, (t, kind, value) in enumerate(zip(tensors, self.call.types, self.graph.inputs, strict=True))
+        ]
         places = [NamedSharding(self.program.mesh, partition_spec(t.spec)) for t in tensors]
         return [jax.device_put(x, place, may_alias=False) for x, place in zip(values, places, strict=True)]
 

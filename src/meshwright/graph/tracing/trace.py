@@ -1,9 +1,11 @@
 """Traces a JAX function to a Graph: flattened, without unneeded operations, with phases and state identified."""
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,8 @@ from meshwright.graph.tracing.garbage import collector_paused
 from meshwright.hardware import Cluster
 from meshwright.jit import kernel
 
+_MOST_GIVEN = 2**24  # integers of an argument of which a copy is kept; 64 MB
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -22,12 +26,15 @@ class Traced:
 
     Attributes:
         cluster: The cluster that it was traced for; None for the devices at hand.
+        given: For arguments of integers that were given as arrays, by their number, a copy: a rehearsal looks up what
+            the user's batch looks up.
     """
 
     graph: Graph
     call: Call
     function: Callable[..., Any]
     cluster: Cluster | None = None
+    given: Mapping[int, NDArray[np.integer]] = field(default_factory=dict, compare=False, repr=False)
 
 
 def trace(function: Callable[..., Any], *args: Any, cluster: Cluster | None = None) -> Traced:
@@ -40,7 +47,9 @@ def trace(function: Callable[..., Any], *args: Any, cluster: Cluster | None = No
         TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
     """
     with collector_paused():
-        return of_call(call_abstractly(function, args, cluster), function, cluster)
+        traced = of_call(call_abstractly(function, args, cluster), function, cluster)
+        given = _given(traced.call.arguments.pick(args), {*traced.graph.state.values()})
+        return replace(traced, given=given)
 
 
 def of_call(call: Call, function: Callable[..., Any], cluster: Cluster | None) -> Traced:
@@ -48,6 +57,18 @@ def of_call(call: Call, function: Callable[..., Any], cluster: Cluster | None) -
     flat = Flat(call.program, Names())
     flat.look_into_tables()
     return Traced(_graph(flat, call.arguments, call.results), call, function, cluster)
+
+
+def _given(arrays: Sequence[Any], state: Container[int]) -> dict[int, NDArray[np.integer]]:
+    """Copies of the arrays of integers that are no state and that this process has whole; very large ones are left."""
+    found = {}
+    for number, array in enumerate(arrays):
+        whole = isinstance(array, np.ndarray) or (isinstance(array, jax.Array) and array.is_fully_addressable)
+        if not whole or isinstance(array, jax.core.Tracer) or number in state or array.size > _MOST_GIVEN:
+            continue
+        if jnp.issubdtype(array.dtype, np.integer):
+            found[number] = np.array(array)
+    return found
 
 
 def returning(traced: Traced, donated: Collection[int]) -> Traced:

@@ -23,7 +23,7 @@ Strategy = tuple[int, ...]  # the loop that each axis splits, or -1
 
 @dataclass(frozen=True)
 class Corrections:
-    """Measured ÷ modelled time.
+    """Measured ÷ modelled time, and memory.
 
     Attributes:
         usual: For an operation, by index, the factor of strategies that were not measured; 1 where there is none.
@@ -31,11 +31,13 @@ class Corrections:
             measured for the operations of the group.
         collectives: For a kind of collective, and ``"start"`` or ``"bytes"``, the factor of the fixed time, or of the
             time per byte; 1 where there is none.
+        memory: Of the whole step, measured ÷ modelled bytes of one device.
     """
 
     usual: Mapping[int, float] = field(default_factory=dict)
     measured: Mapping[tuple[Sizes, int, Strategy], float] = field(default_factory=dict)
     collectives: CollectiveFactors = field(default_factory=dict)
+    memory: float = 1.0
 
     def factors(
         self, sizes: Sizes, operation: int, leader: int | None, loops: Assignment | None
