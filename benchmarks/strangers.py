@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 import traceback
 from contextlib import suppress
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--plain", action="store_true", help="no rehearsals: half of the compilations")
     parser.add_argument("--small", action="store_true", help="the tiny sizes, to try this file where there is no GPU")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -47,6 +49,13 @@ def device(options: argparse.Namespace) -> None:
     """Compiles in several processes, then times in one after the other: nothing is timed while anything compiles."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ["MESHWRIGHT_MEASURE"] = "never"
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder  # with which XLA remembers the kernels that it chose
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "3600"
+        _work_in_turns(options)
+
+
+def _work_in_turns(options: argparse.Namespace) -> None:
     context = multiprocessing.get_context("spawn")
     compiled, turn = context.Barrier(options.jobs), context.Lock()
     end = time.time() + options.seconds
@@ -69,13 +78,13 @@ def _work(number: int, options: argparse.Namespace, end: float, compiled: Any, t
         if time.time() > end - options.seconds * TIMING:
             break
         try:
-            ready.append(_Compiled(name, options.small))
+            ready.append(_Compiled(name, options.small, not options.plain))
             _keep(options.out, number, ready[-1].row)
         except Exception as error:  # the others are measured
             traceback.print_exc()
             _keep(options.out, number, {"name": name, "failure": f"{type(error).__name__}: {error}"[:500]})
     with suppress(BrokenBarrierError):  # where another process did not come this far
-        compiled.wait(max(end - options.seconds * TIMING / 2 - time.time(), 1.0))
+        compiled.wait(max(end - options.seconds * TIMING / 3 - time.time(), 1.0))
     for one in ready:
         with turn:
             if time.time() > end:
@@ -103,7 +112,7 @@ def _rows(out: Path) -> dict[str, dict[str, Any]]:
 class _Compiled:
     """A program planned for one device, compiled as it is and as its share of the plan."""
 
-    def __init__(self, name: str, small: bool) -> None:
+    def __init__(self, name: str, small: bool, rehearses: bool) -> None:
         import jax
         from strangers import corpus
 
@@ -117,11 +126,9 @@ class _Compiled:
         plan = mw.plan(self.program.step, state, batch, cluster="1x1 h200")
         planned = time.perf_counter()
         self.step = self.program.step.lower(state, batch).compile()
-        self.start = jax.jit(lambda key: (self.program.init(key), self.program.sample(key))).lower(jax.random.key(0))
-        self.start = self.start.compile()
         ended = time.perf_counter()
         self.share = Share.of(plan, plan.origin)
-        self.rehearsed = self.share.compile(jax.devices()[0])
+        self.rehearsed = self.share.compile(jax.devices()[0]) if rehearses else None
         sizes = self.step.memory_analysis()
         self.row: dict[str, Any] = {
             "name": name,
@@ -129,7 +136,7 @@ class _Compiled:
             "planned_s": plan.step_s,
             "planned_bytes": plan.memory.peak_bytes,
             "compiled_bytes": allocated_bytes(self.step),
-            "rehearsed_bytes": allocated_bytes(self.rehearsed),
+            "rehearsed_bytes": allocated_bytes(self.rehearsed) if rehearses else None,
             "arguments": sizes.argument_size_in_bytes,
             "results": sizes.output_size_in_bytes,
             "aliased": sizes.alias_size_in_bytes,
@@ -147,7 +154,9 @@ class _Compiled:
         if self.stranger.is_told:
             text = gzip.compress((self.step.as_text() or "").encode())
             (out / f"{self.stranger.name}.hlo.gz").write_bytes(text)
-        device, (state, batch) = jax.devices()[0], jax.block_until_ready(self.start(jax.random.key(0)))
+        device, batch = jax.devices()[0], self.program.sample(jax.random.key(1))
+        drawn = self.share.draw(device, [*jax.tree.leaves(self.program.args[0]), *jax.tree.leaves(batch)])
+        state, batch = jax.tree.unflatten(jax.tree.structure(self.program.args), drawn)
         times = []
         for number in range(RUNS + 2):
             started = time.perf_counter()
@@ -156,12 +165,13 @@ class _Compiled:
             jax.block_until_ready(state)
             times.append((time.perf_counter() - started) / steps)
         self.row["measured_s"] = median(times[2:])
-        values = self.share.draw(device, jax.tree.leaves((state, batch)))
-        self.row["rehearsed_s"] = time_share(self.share, self.rehearsed, values, 10)
-        if self.stranger.is_told:
+        if self.rehearsed is not None:
+            values = self.share.draw(device, jax.tree.leaves((state, batch)))
+            self.row["rehearsed_s"] = time_share(self.share, self.rehearsed, values, 10)
             del values
+        if self.stranger.is_told:
             self.row["kernels"] = kernels(partial(self.step, state, batch), out / "trace")
-        self.step = self.start = self.share = self.rehearsed = None  # what they hold on the device is let go
+        self.step = self.share = self.rehearsed = None  # what they hold on the device is let go
 
 
 def print_table(options: argparse.Namespace) -> None:
