@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.attention import CUDNN, SPLASH, AttentionCall, backward_flops
 from meshwright.cost.load import Load, Loads
+from meshwright.cost.xla_gpu.kernels import counted, rate_left
 from meshwright.graph.facts import product_dims
 from meshwright.hardware import Chip
 from meshwright.rules.base import LoopNest, Signature, multiplied_dtype
@@ -51,7 +52,9 @@ def loads_of(
         kernel: Whether it stands for a kernel, or is fused with an operation that does.
         trips, recomputed: As in `Load`.
     """
-    flops, special = nest.flops / num_parts, computed * nest.num_special / num_parts
+    is_cuda = chip is not None and chip.vendor == "NVIDIA"
+    flops = nest.flops / num_parts
+    special = (computed * nest.num_special + (counted(op) if is_cuda else 0.0)) / num_parts
     fetches = np.broadcast_to(num_fetches, num_parts.shape)
     call = attention_call(op, nest)
     first = Load(
@@ -65,7 +68,7 @@ def loads_of(
         float(special[0]),
         int(num_parts[0]),
         *(("backward" if call.backward else "forward", call.keys, call.head_dim) if call else ("", 0.0, 0)),
-        alignment(chip, op),
+        alignment(chip, op) * (rate_left(op) if is_cuda and nest.flops else 1.0),
     )
     return Loads(first, flops, moved_bytes, fetches, special)
 

@@ -32,7 +32,7 @@ WORK = "work "  # begins the fingerprint of a row that says how much work of eac
 LEAST, MOST = 0.2, 5.0  # beyond these a factor tells of a fault, not of an efficiency
 _SMALL = 10  # a product of fewer than so many times the FLOPs that reach half of the best rate is small
 
-_MODEL = 2  # the version of the model of compute; a change of its formulas raises it
+_MODEL = 3  # the version of the model of compute; a change of its formulas raises it
 _FIGURES = (
     "flops",
     "memory_bandwidth",

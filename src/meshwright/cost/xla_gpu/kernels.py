@@ -1,0 +1,112 @@
+"""Kernels of XLA's GPU backend that take longer than their products and their bytes explain.
+
+All figures are of one H200, jax 0.11.2, read from the kernels of the train steps of `benchmarks/strangers` that are
+told, and of `benchmarks/grid.py`. What has no figure yet is in `UNMEASURED`, and a plan says how much of it rests on
+those. Work is counted in special functions (`Chip.special_s`), so that it scales with the chip and with the split.
+
+- A **look-up** reads rows in no order, mostly from the cache: 1.0 to 1.8 ps an element of 4 bytes more than the bytes
+  take. Indices are assumed to be drawn over the whole table; sorted ones are quicker.
+- A **scatter** that adds does so by atomic operations: 2.1 (sorted) to 3.5 ps (drawn) for each number of 4 bytes, 8 ps
+  for those of 2 bytes, which are exchanged with their neighbour, and 27 ps for each row. Indices that all repeat one
+  row take far longer: nothing in a program tells, and only a rehearsal with the user's batch does.
+- A **sort** exchanges pairs in log n · (log n + 1) / 2 rounds, 0.9 ps for each element and round; `top_k` sorts whole.
+- The gradient of a **maximum over windows** selects and adds, 6.3 ps for each element of the image.
+- **Sums over all dims but the last**, of batch norms and biases, reach two thirds of the rate of streams.
+"""
+
+from math import ceil, log2, prod
+
+from meshwright.rules.base import Signature
+from meshwright.rules.gathering import SCATTERS
+
+#: In special functions of 0.26 ps.
+_LOOKED_UP = 1.2  # for each byte
+_ADDED, _ADDED_HALF, _ROW = 8.0, 30.0, 100.0  # for each number of 4 bytes or more, of 2 bytes, and for each row
+_ROUND = 3.5  # of a sort, for each element
+_RADIX = 480.0  # for each element of a long row, which is sorted digit by digit
+_SELECTED = 24.0
+_SUMMED = 1.5
+_CUMULATED = 24.0  # for each element: JAX writes cumulative operations as log n passes over halves
+_TRANSFORMED = 16.0  # for each complex number and dim
+
+#: Operations whose figures are estimates.
+UNMEASURED = frozenset(
+    "cumsum cumprod cummax cummin cumlogsumexp fft cholesky triangular_solve eigh svd qr lu householder_product".split()  # noqa: SIM905
+)
+
+_TF32 = 0.72  # part of the rate of half precision, relative to peak, that products of float32 reach: 0.5 to 1.0
+_TILE, _CORES = 128, 132  # of a kernel that cannot divide its sum, each multiprocessor has one tile of the result
+_LONE_TILE = 0.16  # part of its share of the rate that such a multiprocessor reaches
+_WIDE_WINDOW, _WIDE_RATE = 32, 0.13  # wider windows have no quick kernel
+_HOLES = 0.37  # windows with holes, where they are kept
+_FEW_FEATURES = 0.12  # convolutions of fewer than 8 features: as many are computed, at this part of the rate
+_GROUPED, _GROUPED_GRADIENT = 0.33, 0.1  # depthwise windows, and their gradient: estimates
+
+_SCATTERS = {*SCATTERS, *(name.replace("-", "_") for name in SCATTERS)}
+
+
+def counted(op: Signature) -> float:
+    """What an operation does beside products and bytes, in special functions."""
+    name = op.primitive
+    if name == "gather":
+        return _LOOKED_UP * op.results[0].num_bytes
+    if name in _SCATTERS:
+        rows, updates = prod(op.operands[1].shape[:-1]), op.operands[2]
+        return _ROW * rows + prod(updates.shape) * (_ADDED if updates.itemsize > 2 else _ADDED_HALF)
+    if name == "sort":
+        return _sorting(op.operands[0].shape, op.params["dimension"])
+    if name == "top_k":
+        return _sorting(op.operands[0].shape, len(op.operands[0].shape) - 1)
+    if name.startswith("select_and_scatter"):
+        return _SELECTED * prod(op.results[0].shape)
+    if name == "reduce_sum" and len(op.operands[0].shape) - 1 not in op.params["axes"]:
+        return _SUMMED * prod(op.operands[0].shape)
+    if name.startswith("cum"):
+        return _CUMULATED * prod(op.operands[0].shape)
+    if name == "fft":
+        return _TRANSFORMED * prod(op.operands[0].shape) * len(op.params["fft_lengths"])
+    return 0.0
+
+
+def _sorting(shape: tuple[int, ...], dim: int) -> float:
+    rounds = ceil(log2(max(shape[dim], 2)))
+    return prod(shape) * min(_ROUND * rounds * (rounds + 1) / 2, _RADIX)
+
+
+def rate_left(op: Signature) -> float:
+    """Part of a product's rate that is left to a product or convolution."""
+    if op.primitive.startswith("ragged_dot"):
+        return 1 / num_experts(op)
+    rate = _TF32 if op.operands and op.operands[0].dtype == "float32" else 1.0
+    return rate * (_convolution_rate(op) if op.primitive == "conv_general_dilated" else 1.0)
+
+
+def num_experts(op: Signature) -> int:
+    """How many matrices a ragged product has: XLA multiplies every row with every one of them, and masks the rest."""
+    return max(op.operands[2].shape[0], 1) if len(op.operands) > 2 and op.operands[2].shape else 1
+
+
+def _convolution_rate(op: Signature) -> float:
+    params, numbers = op.params, op.params["dimension_numbers"]
+    image, window, made = op.operands[0].shape, op.operands[1].shape, op.results[0].shape
+    sizes = [window[d] for d in numbers.rhs_spec[2:]]
+    positions = [made[d] for d in numbers.out_spec[2:]]
+    is_gradient = prod(sizes) > prod(positions)  # of a window: as many offsets as the image has pixels
+    if params["batch_group_count"] > 1 or (params["feature_group_count"] > 1 and is_gradient):
+        return _GROUPED_GRADIENT
+    if params["feature_group_count"] > 1:
+        return _GROUPED
+    if is_gradient and any(stride > 1 for stride in params["window_strides"]):
+        # The gradient of a window with holes: cuDNN has no kernel for it, and XLA convolves with a huge window.
+        rows = made[numbers.out_spec[0]] * prod(positions)
+        tiles = ceil(rows / _TILE) * ceil(made[numbers.out_spec[1]] / _TILE)
+        return min(1.0, _LONE_TILE * tiles / _CORES)
+    rate = 1.0
+    if not is_gradient:
+        for size, holes, (low, high) in zip(sizes, params["rhs_dilation"], params["padding"], strict=True):
+            if holes > 1 and size > 1:
+                whole = (size - 1) * holes + 1  # without padding, the holes are filled with zeros
+                rate *= size / whole * (_WIDE_RATE if whole > _WIDE_WINDOW else 1.0) if low == high == 0 else _HOLES
+    features = [made[numbers.out_spec[1]], image[numbers.lhs_spec[0 if is_gradient else 1]]]
+    few = min(features)
+    return rate * (_FEW_FEATURES * few / 8 if few < 8 else 1.0)
