@@ -18,6 +18,7 @@ from meshwright.rehearsal import search, whole_steps
 from meshwright.rehearsal.calibration import WORK
 from meshwright.rehearsal.learning import Measured, compute_s, corrections, leaders
 from meshwright.rehearsal.measuring import Candidate, Measuring, StepCandidate
+from meshwright.rehearsal.memory import MEMORY
 from meshwright.rehearsal.parts import parts_of
 from meshwright.rehearsal.whole_steps import compiled_in, step_times
 from tests.rehearsal.test_program import step, weights
@@ -73,12 +74,12 @@ def test_it_plans_by_measurement_and_says_so(monkeypatch, tmp_path):
     (said,) = [r for r in found.remarks if r.startswith("Measured on the devices of the mesh: ")]
     assert "TFLOP/s a device" in said and said[:-1].lower() == found.provenance["profile"].lower()
     with open_database() as database:
-        rows = [row for row in database.rows() if not row.key.fingerprint.startswith(WORK)]
+        rows = [row for row in database.rows() if not row.key.fingerprint.startswith((WORK, MEMORY))]
         assert len(database) > len(rows)  # the work of each class is kept, too
     assert rows and {row.kind for row in rows} == {"whole"} and {row.key.link for row in rows} == {"1x8"}
     again = mw.plan(step, *arguments(), cluster="local", method=PROFILE)
     with open_database() as database:
-        assert [row for row in database.rows() if not row.key.fingerprint.startswith(WORK)] == rows
+        assert [row for row in database.rows() if not row.key.fingerprint.startswith((WORK, MEMORY))] == rows
     assert again.cost.compute > 0 and again.solution.lower_bound <= again.cost.total
     found.save(tmp_path / "plan.json")
     assert mw.Plan.load(tmp_path / "plan.json") == found
@@ -120,7 +121,7 @@ def test_an_interrupt_still_gives_a_plan(monkeypatch, tmp_path):
     assert "Measuring was interrupted; the plan uses what was measured until then." in found.remarks
     assert any(remark.startswith("Measured on the devices of the mesh: ") for remark in found.remarks)
     with open_database() as database:
-        assert len([row for row in database.rows() if not row.key.fingerprint.startswith(WORK)]) == 1
+        assert len([row for row in database.rows() if not row.key.fingerprint.startswith((WORK, MEMORY))]) == 1
 
 
 @pytest.mark.parametrize(

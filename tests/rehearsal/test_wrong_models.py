@@ -5,6 +5,7 @@ the plan that a wrong model finds by such measurements is priced by the true one
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,8 +74,10 @@ class TrueMeasuring(Measuring):
 def profile(monkeypatch, tmp_path):
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
     monkeypatch.setattr(search, "Measuring", TrueMeasuring)
-    monkeypatch.setattr(search, "compiled_in", lambda seconds, plan, traced: plan)
-    monkeypatch.setattr(search, "step_times", lambda plans: [true_s(plan) for plan in plans])
+    monkeypatch.setattr(
+        search, "compiled_in", lambda seconds, plan, traced: SimpleNamespace(plan=plan, memory_bytes=None)
+    )
+    monkeypatch.setattr(search, "step_times", lambda steps: [true_s(step.plan) for step in steps])
     return mw.Auto(profile=True, profile_seconds=10, mesh_shapes=[SHAPE])
 
 
