@@ -28,7 +28,9 @@ class Load:
         attention: ``"forward"`` or ``"backward"`` for a fused attention kernel, else empty.
         keys: For such a kernel, how many keys each query sees on average.
         head_dim: For such a kernel, the size of a head.
-        aligned: Part of a product's rate that is left where rows of its operands do not start at even addresses.
+        aligned: Part of a product's rate that is left to its kernel, such as where rows of its operands do not start at
+            even addresses; its bytes are slower, too.
+        useful: Part of a kernel's arithmetic that is asked for; the rest is spent on zeros and on idle cores.
     """
 
     flops: Amount
@@ -44,6 +46,7 @@ class Load:
     keys: Amount = 0.0
     head_dim: Size = 0
     aligned: Rate = 1.0
+    useful: Rate = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Rates:
             call = AttentionCall(like.attention == "backward", like.keys, like.head_dim)
             return self._attention_s(attention or fused_kernel(self.chip), flops, call)
         if like.flops:
-            product_s = self._product_s(flops / like.aligned, num_bytes / like.aligned, like.dtype)
+            product_s = self._product_s(flops / (like.aligned * like.useful), num_bytes / like.aligned, like.dtype)
             return self.chip.launch_s + product_s + self.chip.fetch_s * fetches
         launch_s = self.chip.launch_s * like.kernel * np.where((like.trips > 1) & (num_bytes < _SMALL), _JOINED, 1.0)
         return launch_s + self._moved_s(num_bytes) + self.chip.special_s * special

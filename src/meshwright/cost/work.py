@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.attention import CUDNN, SPLASH, AttentionCall, backward_flops
 from meshwright.cost.load import Load, Loads
-from meshwright.cost.xla_gpu.kernels import counted, rate_left
+from meshwright.cost.xla_gpu.kernels import arithmetic_left, counted, rate_left
 from meshwright.graph.facts import product_dims
 from meshwright.hardware import Chip
 from meshwright.rules.base import LoopNest, Signature, multiplied_dtype
@@ -69,6 +69,7 @@ def loads_of(
         int(num_parts[0]),
         *(("backward" if call.backward else "forward", call.keys, call.head_dim) if call else ("", 0.0, 0)),
         alignment(chip, op) * (rate_left(op) if is_cuda and nest.flops else 1.0),
+        arithmetic_left(op) if is_cuda and nest.flops else 1.0,
     )
     return Loads(first, flops, moved_bytes, fetches, special)
 

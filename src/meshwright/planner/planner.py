@@ -10,6 +10,7 @@ import numpy as np
 
 import meshwright
 from meshwright.cost.plain_liveness import plain_liveness
+from meshwright.cost.xla_gpu.kernels import dense_remarks
 from meshwright.cost.xla_gpu.liveness import liveness
 from meshwright.errors import TraceError
 from meshwright.fallback import with_fallback
@@ -219,6 +220,7 @@ class Task:
         yield from foreign_remarks(self.graph, back.formulation.mesh.chip)
         yield from attention_remarks(self.graph, back.formulation.mesh.num_devices)
         yield from slow_remarks(self.graph, back.formulation.mesh.chip)
+        yield from dense_remarks(self.graph, back.formulation.mesh.chip)
         yield from self._uneven(back)
 
     def _uneven(self, back: Readback) -> list[str]:

@@ -16,6 +16,8 @@ those. Work is counted in special functions (`Chip.special_s`), so that it scale
 
 from math import ceil, log2, prod
 
+from meshwright.graph.graph import Graph
+from meshwright.hardware import Chip
 from meshwright.rules.base import Signature
 from meshwright.rules.gathering import SCATTERS
 
@@ -36,11 +38,14 @@ UNMEASURED = frozenset(
 
 _TF32 = 0.72  # part of the rate of half precision, relative to peak, that products of float32 reach: 0.5 to 1.0
 _TILE, _CORES = 128, 132  # of a kernel that cannot divide its sum, each multiprocessor has one tile of the result
-_LONE_TILE = 0.16  # part of its share of the rate that such a multiprocessor reaches
-_WIDE_WINDOW, _WIDE_RATE = 32, 0.13  # wider windows have no quick kernel
+_LONE_TILE = 0.28  # part of its share of the rate that such a multiprocessor reaches
+_WIDE_WINDOW, _WIDE_RATE = 32, 0.24  # wider windows have no quick kernel
 _HOLES = 0.37  # windows with holes, where they are kept
 _FEW_FEATURES = 0.12  # convolutions of fewer than 8 features: as many are computed, at this part of the rate
 _GROUPED, _GROUPED_GRADIENT = 0.33, 0.1  # depthwise windows, and their gradient: estimates
+
+#: The rates that are estimates.
+ESTIMATED_RATES = frozenset((_GROUPED, _GROUPED_GRADIENT, _TF32 * _GROUPED, _TF32 * _GROUPED_GRADIENT))
 
 _SCATTERS = {*SCATTERS, *(name.replace("-", "_") for name in SCATTERS)}
 
@@ -74,11 +79,15 @@ def _sorting(shape: tuple[int, ...], dim: int) -> float:
 
 
 def rate_left(op: Signature) -> float:
-    """Part of a product's rate that is left to a product or convolution."""
+    """Part of a product's rate, and of that of its bytes, that is left to a product or convolution."""
     if op.primitive.startswith("ragged_dot"):
         return 1 / num_experts(op)
     rate = _TF32 if op.operands and op.operands[0].dtype == "float32" else 1.0
-    return rate * (_convolution_rate(op) if op.primitive == "conv_general_dilated" else 1.0)
+    if op.primitive == "conv_general_dilated" and op.params["batch_group_count"] > 1:
+        return rate * _GROUPED_GRADIENT
+    if op.primitive == "conv_general_dilated" and op.params["feature_group_count"] > 1:
+        return rate * (_GROUPED_GRADIENT if _is_gradient(op) else _GROUPED)
+    return rate
 
 
 def num_experts(op: Signature) -> int:
@@ -86,16 +95,44 @@ def num_experts(op: Signature) -> int:
     return max(op.operands[2].shape[0], 1) if len(op.operands) > 2 and op.operands[2].shape else 1
 
 
-def _convolution_rate(op: Signature) -> float:
+def workspace_bytes(op: Signature) -> float:
+    """Bytes that an operation takes while it runs, beside its operands and results: a ragged product masks its rows for
+    every matrix."""
+    return float(num_experts(op) * op.operands[0].num_bytes) if op.primitive.startswith("ragged_dot") else 0.0
+
+
+def dense_remarks(graph: Graph, chip: Chip | None) -> list[str]:
+    """Says where ragged products are dense over all of their matrices, and what is faster."""
+    if chip is None or chip.vendor != "NVIDIA":
+        return []
+    ops = [graph.columns.signatures[number] for number in graph.columns.examples]
+    most = max((num_experts(op) for op in ops if op.primitive.startswith("ragged_dot")), default=1)
+    if most == 1:
+        return []
+    return [
+        f"lax.ragged_dot multiplies every row with all {most} matrices on {chip.name}, and masks the rest: XLA has no "
+        f"kernel for it on GPUs. It takes {most} times the arithmetic and memory, forward and backward. Faster: give "
+        "every expert room for the same number of rows and multiply once, by jnp.einsum over (experts, rows, features); "
+        "or a Pallas kernel that multiplies group by group, which @mw.rule tells how to split."
+    ]
+
+
+def _is_gradient(op: Signature) -> bool:
+    """Whether a convolution is the gradient of a window: it has as many offsets as the image has pixels."""
+    numbers = op.params["dimension_numbers"]
+    offsets, positions = (op.operands[1].shape[d] for d in numbers.rhs_spec[2:]), numbers.out_spec[2:]
+    return prod(offsets) > prod(op.results[0].shape[d] for d in positions)
+
+
+def arithmetic_left(op: Signature) -> float:
+    """Part of a product's rate that is left to a convolution whose kernel computes more than is asked for."""
+    if op.primitive != "conv_general_dilated" or op.params["feature_group_count"] * op.params["batch_group_count"] > 1:
+        return 1.0
     params, numbers = op.params, op.params["dimension_numbers"]
     image, window, made = op.operands[0].shape, op.operands[1].shape, op.results[0].shape
     sizes = [window[d] for d in numbers.rhs_spec[2:]]
     positions = [made[d] for d in numbers.out_spec[2:]]
-    is_gradient = prod(sizes) > prod(positions)  # of a window: as many offsets as the image has pixels
-    if params["batch_group_count"] > 1 or (params["feature_group_count"] > 1 and is_gradient):
-        return _GROUPED_GRADIENT
-    if params["feature_group_count"] > 1:
-        return _GROUPED
+    is_gradient = _is_gradient(op)
     if is_gradient and any(stride > 1 for stride in params["window_strides"]):
         # The gradient of a window with holes: cuDNN has no kernel for it, and XLA convolves with a huge window.
         rows = made[numbers.out_spec[0]] * prod(positions)

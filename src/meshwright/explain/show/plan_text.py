@@ -35,7 +35,8 @@ def plan_view(plan: "PlanData") -> RenderableType:
         parts.append(Text(f"planned without a rule, so not split: {', '.join(plan.unsplittable)}"))
     if plan.mesh.num_devices > 1 and not any(axes for t in plan.arguments for axes in t.spec):
         parts.append(Text(_nothing_split(plan)))
-    return Group(*parts, *map(Text, plan.remarks))
+    trust = plan.trust
+    return Group(*parts, *map(Text, (*plan.remarks, *(() if trust is None else trust.remarks))))
 
 
 def _nothing_split(plan: "PlanData") -> str:
@@ -75,7 +76,8 @@ def _headline(plan: "PlanData") -> Table:
 def step_text(plan: "PlanData") -> str:
     """The step's time as a sum of compute and communication."""
     total, compute, sent = (cost_text(plan, v) for v in (plan.cost.total, plan.cost.compute, plan.cost.communication))
-    return f"{total} = {compute} compute + {sent} communication"
+    trust = plan.trust
+    return f"{total}{'' if trust is None else f', {trust.interval}'} = {compute} compute + {sent} communication"
 
 
 def memory_text(plan: "PlanData") -> str:

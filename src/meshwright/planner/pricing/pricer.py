@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from meshwright.cost.load import Loads
 from meshwright.cost.rates import catalogue_rates
 from meshwright.cost.work import loads_of
+from meshwright.cost.xla_gpu.kernels import workspace_bytes
 from meshwright.cost.xla_gpu.traffic import Traffic
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
@@ -185,6 +186,8 @@ class _Walk:
             along = tuple(self.pricer.mesh.names.index(name) for name in sent.axes)
             size = np.full(self.size, sent.num_bytes)
             self._event(sent.kind, along, size, member, op.trips * sent.trips, "activation")
+        if not self.graph.on_cpu and (workspace := workspace_bytes(op.signature)):
+            self.table.transient.append((member, workspace / parts))
         work = self._work(index, parts, moved, fetches)
         seconds = np.zeros(self.size) if self.pricer.rates is None else op.trips * self.pricer.rates.loads_s(work)
         if self.pricer.corrections is not None:

@@ -1,0 +1,81 @@
+"""A plan says how far its step may be off, and which operations are priced without measurement."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import meshwright as mw
+from meshwright.cost.xla_gpu.kernels import arithmetic_left, counted, num_experts, rate_left
+from meshwright.graph import trace
+from meshwright.hardware import Mesh
+
+
+def arrays(*shapes, dtype="float32"):
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+
+
+def planned(function, *args, cluster="1x1 h200"):
+    return mw.plan(function, *args, cluster=cluster, mesh=(1,))
+
+
+def signature(function, *args, primitive):
+    return next(op.signature for op in trace(function, *args).graph.ops if op.primitive == primitive)
+
+
+def test_the_interval_is_printed_beside_the_step():
+    plan = planned(lambda x, w: x @ w, *arrays((4096, 4096), (4096, 4096), dtype="bfloat16"))
+    assert plan.trust.low_s < plan.step_s < plan.trust.high_s
+    assert plan.trust.interval in str(plan) and sum(plan.trust.shares.values()) == pytest.approx(1)
+    assert next(iter(plan.trust.shares)) == "products" and not plan.trust.remarks
+
+
+def test_what_is_priced_without_measurement_is_said():
+    plan = planned(lambda x: jnp.cumsum(x, 1) * 2, *arrays((4096, 4096)))
+    assert plan.trust.unmeasured["cumsum"] > 0.5
+    (said,) = plan.trust.remarks
+    assert "priced without measurement: cumsum" in said and said in " ".join(str(plan).split())
+    wide = plan.trust.high_s / plan.trust.low_s
+    narrow = planned(lambda x: x * 2, *arrays((4096, 4096))).trust
+    assert wide > narrow.high_s / narrow.low_s
+
+
+def test_where_nothing_is_known_nothing_is_said():
+    mesh = Mesh.abstract((2,), alpha=(1,), beta=(1,))
+    assert mw.plan(lambda x: x * 2, *arrays((8, 8)), mesh=mesh).trust is None
+    assert planned(lambda x: x * 2, *arrays((8, 8)), cluster="1x1 cpu").trust is None
+
+
+def test_ragged_products_are_priced_over_all_experts():
+    rows, weights = arrays((8192, 1024), (8, 1024, 2048), dtype="bfloat16")
+    sizes = jax.ShapeDtypeStruct((8,), "int32")
+    ragged = planned(jax.lax.ragged_dot, rows, weights, sizes)
+    plain = planned(lambda x, w: x @ w, rows, jax.ShapeDtypeStruct((1024, 2048), "bfloat16"))
+    assert ragged.step_s > 5 * plain.step_s and ragged.flops == plain.flops
+    assert any("ragged_dot" in remark and "all 8" in remark for remark in ragged.remarks)
+    op = signature(jax.lax.ragged_dot, rows, weights, sizes, primitive="ragged_dot_general")
+    assert num_experts(op) == 8 and rate_left(op) == 1 / 8
+
+
+def test_windows_with_holes_and_few_features_waste_arithmetic():
+    def convolve(x, w, holes=1):
+        return jax.lax.conv_general_dilated(x, w, (1,), "VALID", rhs_dilation=(holes,), dimension_numbers=DIMS)
+
+    x, w, few = arrays((8, 1024, 64), (2, 64, 64), (2, 64, 3))
+    dense = signature(convolve, x, w, primitive="conv_general_dilated")
+    apart = signature(lambda x, w: convolve(x, w, 8), x, w, primitive="conv_general_dilated")
+    assert arithmetic_left(dense) == 1 and arithmetic_left(apart) == pytest.approx(2 / 9)
+    assert arithmetic_left(signature(convolve, x, few, primitive="conv_general_dilated")) < 0.1
+
+
+DIMS = ("NWC", "WIO", "NWC")
+
+
+def test_look_ups_scatters_and_sorts_take_longer_than_their_bytes():
+    table, ids = jax.ShapeDtypeStruct((1000, 64), "float32"), jax.ShapeDtypeStruct((5000,), "int32")
+    rows = jax.ShapeDtypeStruct((5000, 64), "float32")
+    assert counted(signature(lambda t, i: t[i], table, ids, primitive="gather")) > 0
+    add = signature(lambda t, i, r: t.at[i].add(r), table, ids, rows, primitive="scatter-add")
+    assert counted(add) > 5000 * 64
+    short, long = (signature(jnp.sort, *arrays((64, n)), primitive="sort") for n in (16, 1024))
+    assert counted(long) / counted(short) > 64
+    assert counted(signature(lambda x: x * 2, rows, primitive="mul")) == 0
