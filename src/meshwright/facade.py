@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwright.explain.show.diff import Difference
     from meshwright.explain.show.tensor_table import TensorTable
     from meshwright.hardware import Cluster
+    from meshwright.plans.trust import Trust
     from meshwright.rehearsal.rehearsal import Rehearsal
     from meshwright.rehearsal.stages import PipelineRehearsal
     from meshwright.runtime.checking.verify import Verification
@@ -128,6 +129,13 @@ class Plan(PlanData):
 
         export(self, to, Path(path))
         return Path(path)
+
+    @property
+    def trust(self) -> "Trust | None":
+        """How far its step may be from a measured one; None on abstract meshes and CPUs, and for stages; print it."""
+        from meshwright.plans.trust import trust_of  # here, so that a plan is read without NumPy
+
+        return trust_of(self)
 
     def simulate(self, cluster: "Cluster | str | None" = None) -> "Simulation":
         """Simulates one step, event by event: see `mw.simulate`."""

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from meshwright.plans.records.record import Record
     from meshwright.plans.records.staged_record import StagedRecord
-    from meshwright.plans.trust import Trust
 
 PROVEN_GAP = 1e-3  # gap up to which a plan counts as optimal: costs are far less accurate than this
 
@@ -169,13 +168,6 @@ class PlanData:
     def stage_verdicts(self) -> tuple[Verdict, ...]:
         """The kinds of parallelism of each stage; none for a plan without stages."""
         return self.judgement.stages
-
-    @property
-    def trust(self) -> "Trust | None":
-        """How far its step may be from a measured one; None on abstract meshes and CPUs, and for stages; print it."""
-        from meshwright.plans.trust import trust_of  # here, so that a plan is read without NumPy
-
-        return trust_of(self)
 
     @property
     def step_s(self) -> float:

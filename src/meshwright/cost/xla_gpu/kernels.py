@@ -112,8 +112,8 @@ def dense_remarks(graph: Graph, chip: Chip | None) -> list[str]:
     return [
         f"lax.ragged_dot multiplies every row with all {most} matrices on {chip.name}, and masks the rest: XLA has no "
         f"kernel for it on GPUs. It takes {most} times the arithmetic and memory, forward and backward. Faster: give "
-        "every expert room for the same number of rows and multiply once, by jnp.einsum over (experts, rows, features); "
-        "or a Pallas kernel that multiplies group by group, which @mw.rule tells how to split."
+        "every expert room for the same number of rows and multiply once, by jnp.einsum over (experts, rows, "
+        "features); or a Pallas kernel that multiplies group by group, which @mw.rule tells how to split."
     ]
 
 

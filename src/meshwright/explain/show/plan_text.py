@@ -11,6 +11,7 @@ from meshwright.explain.show.tensor_table import TensorRow, plan_rows
 from meshwright.parallelism.sentence import plain_sentence
 from meshwright.plans.stage_text import pipeline_text, stages_view
 from meshwright.plans.text import cost_text, gap_text, mesh_text, status_text
+from meshwright.plans.trust import trust_of
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def plan_view(plan: "PlanData") -> RenderableType:
         parts.append(Text(f"planned without a rule, so not split: {', '.join(plan.unsplittable)}"))
     if plan.mesh.num_devices > 1 and not any(axes for t in plan.arguments for axes in t.spec):
         parts.append(Text(_nothing_split(plan)))
-    trust = plan.trust
+    trust = trust_of(plan)
     return Group(*parts, *map(Text, (*plan.remarks, *(() if trust is None else trust.remarks))))
 
 
@@ -76,7 +77,7 @@ def _headline(plan: "PlanData") -> Table:
 def step_text(plan: "PlanData") -> str:
     """The step's time as a sum of compute and communication."""
     total, compute, sent = (cost_text(plan, v) for v in (plan.cost.total, plan.cost.compute, plan.cost.communication))
-    trust = plan.trust
+    trust = trust_of(plan)
     return f"{total}{'' if trust is None else f', {trust.interval}'} = {compute} compute + {sent} communication"
 
 
