@@ -15,11 +15,14 @@ those. Work is counted in special functions (`Chip.special_s`), so that it scale
 """
 
 from math import ceil, log2, prod
+from typing import TYPE_CHECKING
 
-from meshwright.graph.graph import Graph
 from meshwright.hardware import Chip
 from meshwright.rules.base import Signature
 from meshwright.rules.gathering import SCATTERS
+
+if TYPE_CHECKING:
+    from meshwright.graph import Graph
 
 #: In special functions of 0.26 ps.
 _LOOKED_UP = 1.2  # for each byte
@@ -101,7 +104,7 @@ def workspace_bytes(op: Signature) -> float:
     return float(num_experts(op) * op.operands[0].num_bytes) if op.primitive.startswith("ragged_dot") else 0.0
 
 
-def dense_remarks(graph: Graph, chip: Chip | None) -> list[str]:
+def dense_remarks(graph: "Graph", chip: Chip | None) -> list[str]:
     """Says where ragged products are dense over all of their matrices, and what is faster."""
     if chip is None or chip.vendor != "NVIDIA":
         return []
