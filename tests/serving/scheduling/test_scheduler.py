@@ -1,5 +1,6 @@
 """The scheduler: batches, chunks, preemption and lookahead, under anything that clients may do."""
 
+import random
 from collections import deque
 
 import pytest
@@ -267,3 +268,36 @@ def test_whatever_clients_do_every_request_ends_with_its_own_tokens_and_no_block
         assert request.generated == wanted[: len(request.generated)]
         if request.finish_reason != "cancelled":
             assert request.generated == wanted
+
+
+def test_ten_thousand_admissions_cancellations_and_preemptions_lose_no_block():
+    rng = random.Random(0)
+    scheduler = Scheduler(limits(slots=6, blocks=20, chunk=9, token_budget=15, queue=12, max_len=60))
+    requests, flying, admitted, cancelled = [], deque(), 0, 0
+    while admitted < 10_000:
+        if rng.random() < 0.6:
+            request = Request(admitted, [rng.randrange(3) for _ in range(rng.randrange(1, 30))], rng.randrange(1, 30))
+            try:
+                scheduler.add(request)
+            except Overloaded:
+                pass
+            else:
+                requests.append(request)
+                admitted += 1
+        if requests and rng.random() < 0.2:
+            request = requests.pop(rng.randrange(len(requests)))
+            cancelled += not request.ended
+            scheduler.cancel(request.id)
+        flying.append(scheduler.schedule())
+        if len(flying) > rng.randrange(2):
+            plan = flying.popleft()
+            scheduler.commit(plan, [rng.randrange(3) for piece in plan.slices if piece.samples])
+        if admitted % 100 == 0:
+            requests = [request for request in requests if not request.ended]
+            check(scheduler, requests)
+    while flying:
+        plan = flying.popleft()
+        scheduler.commit(plan, [0] * sum(piece.samples for piece in plan.slices))
+    run(scheduler, 10_000)
+    assert scheduler.pool.used == scheduler.running == scheduler.waiting == 0
+    assert scheduler.preemptions > 100 and cancelled > 500 and scheduler.cached_tokens > 100

@@ -180,7 +180,7 @@ class Worker:
         for thread in threads:
             await asyncio.to_thread(thread.join)
         connection.close()
-        return problem or f"the process of the engine ended with exit code {code}"
+        return problem or f"the process of the engine ended with exit code {code}; what it said is above"
 
     def _refuse(self, message: Refused) -> None:
         ticket, error = self._tickets.pop(message.number, None), message.error

@@ -1,6 +1,7 @@
 """Runs a server from its start to the end of the last request."""
 
 import asyncio
+import os
 import resource
 import signal
 import socket
@@ -80,7 +81,8 @@ def _listen(settings: ServerSettings) -> socket.socket:
         return socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         place = f"{settings.host} port {settings.port}"
-        raise ServingError(f"cannot listen at {place} ({error.strerror}); give another --host or --port") from None
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ServingError(f"cannot listen at {place} ({why}); give another --host or --port") from None
 
 
 class _Server(uvicorn.Server):
