@@ -180,11 +180,10 @@ def test_methods_are_compared_as_json_and_run(own):
     assert data["steps"] == 1 and data["rows"][0]["method"] == "DataParallel" and data["rows"][0]["measured_s"] > 0
 
 
-def test_methods_of_which_none_fits_are_compared_with_layers_checkpointed():
+def test_methods_that_fit_with_recomputation_only_are_compared_with_it():
     options = ("--cluster", "1x2 h100", "--methods", "data", "--batch", 2**18, "--seq", 64, "--layers", 8)
     options = (*options, "--microbatches", 1)
     result = run("compare", "llama-tiny", *options)
-    assert "no method fits as it is: comparing again with every layer checkpointed" in result.stderr
     assert result.stdout.splitlines()[2].split()[:2] == ["DataParallel", "2"]
 
 
@@ -227,20 +226,23 @@ def test_pipelines_are_planned_and_shown(tmp_path):
 TIGHT = ("plan", "mlp", "--cluster", "1 a100-40gb", "--batch", 4096, "--layers", 12, "--memory-fraction")
 
 
-def test_checkpointing_is_tried_when_nothing_else_fits():
-    plain, checkpointed = (
-        json.loads(run(*TIGHT, 0.9, flag, "--json", "-").stdout)["memory"]["peak_bytes"]
-        for flag in ("--no-checkpoint", "--checkpoint")
+def test_recomputation_is_planned_when_nothing_else_fits():
+    plain, full = (
+        json.loads(run(*TIGHT, 0.9, "--recompute", word, "--json", "-").stdout)["memory"]["peak_bytes"]
+        for word in ("none", "full")
     )
-    assert checkpointed < plain
-    fraction = (plain + checkpointed) / 2 / meshwright.cluster("1 a100-40gb").memory_bytes
+    assert full < plain
+    fraction = (plain + full) / 2 / meshwright.cluster("1 a100-40gb").memory_bytes
     whole = ("--microbatches", 1)
-    result = run(*TIGHT, fraction, *whole, "--json", "-")
-    assert "planning again with every layer checkpointed" in result.stderr
-    assert json.loads(result.stdout)["memory"]["peak_bytes"] == checkpointed
-    assert "no plan fits" in refuse(*TIGHT, fraction, *whole, "--no-checkpoint")
+    found = json.loads(run(*TIGHT, fraction, *whole, "--json", "-").stdout)
+    assert found["recompute"] in ("selective", "full") and full <= found["memory"]["peak_bytes"] < plain
+    assert "no plan fits" in refuse(*TIGHT, fraction, *whole, "--recompute", "none")
     message = refuse(*TIGHT, fraction / 100, *whole)
     assert "no plan fits" in message and "more devices" in message
+
+
+def test_an_unknown_recomputation_is_refused():
+    assert "did you mean 'selective'?" in refuse("plan", "mlp", "--recompute", "selectiv")
 
 
 def test_microbatches_are_decided_or_given():

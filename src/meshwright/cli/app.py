@@ -35,6 +35,7 @@ from meshwright.cli.options import (
     ModelArgument,
     PipelineOption,
     RecipeOption,
+    RecomputeOption,
     ZooOptions,
     spelled_out,
     takes_zoo_options,
@@ -125,6 +126,7 @@ def plan(
     zoo: ZooOptions = NO_OPTIONS,
     method: MethodOption = "auto",
     microbatches: MicrobatchesOption = "auto",
+    recompute: RecomputeOption = "auto",
     pipeline: PipelineOption = None,
     recipe: RecipeOption = None,
     memory_fraction: MemoryOption = None,
@@ -145,6 +147,7 @@ def plan(
         method=method,
         memory_fraction=memory_fraction,
         microbatches=parse_microbatches(microbatches),
+        recompute=recompute,
         pipeline=pipeline,
         recipe=recipe,
     )
@@ -171,6 +174,7 @@ def compare(
     zoo: ZooOptions = NO_OPTIONS,
     methods: Annotated[str, typer.Option(help="The methods, with commas between them.")] = ",".join(METHOD_NAMES),
     microbatches: MicrobatchesOption = "auto",
+    recompute: RecomputeOption = "auto",
     memory_fraction: MemoryOption = None,
     steps: Annotated[int, typer.Option(help="Compile, and time this many steps on the devices here.")] = 0,
     json_path: Annotated[
@@ -188,6 +192,7 @@ def compare(
         method="auto",
         memory_fraction=memory_fraction,
         microbatches=parse_microbatches(microbatches),
+        recompute=recompute,
     )
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
         comparison = find_comparison(request, methods, steps, Stages())

@@ -1,6 +1,5 @@
 """The `meshwright compare` command: several methods for one function, priced alike and, on request, run here."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshwright.cli import plan
@@ -23,16 +22,10 @@ def find_comparison(request: plan.Request, methods: str, steps: int, stages: Sta
         chosen = find_methods(methods)
     except ShardingError as error:
         raise CommandError(f"--methods: {error}") from None
-    chosen = tuple(replace(method, microbatches=request.microbatches) for method in chosen)
-    if request.memory_fraction is not None:
-        chosen = tuple(replace(method, memory_fraction=request.memory_fraction) for method in chosen)
+    chosen = tuple(plan.with_options(method, request) for method in chosen)
     machine = plan.machine_of(request)
     with stages:
-        comparison = _compared(request, chosen, machine, steps, stages)
-        if comparison.best is not None or ":" in request.model or "checkpoint" in request.zoo:
-            return comparison
-        stages.remark("no method fits as it is: comparing again with every layer checkpointed (--checkpoint)")
-        return _compared(plan.checkpointed(request), chosen, machine, steps, stages)
+        return _compared(request, chosen, machine, steps, stages)
 
 
 def _compared(

@@ -17,6 +17,7 @@ from meshwright.cli.options import (
     MicrobatchesOption,
     ModelArgument,
     PipelineOption,
+    RecomputeOption,
     ZooOptions,
     takes_zoo_options,
 )
@@ -65,6 +66,7 @@ def explore_command(
     zoo: ZooOptions = NO_OPTIONS,
     price: PriceOption = None,
     microbatches: MicrobatchesOption = "auto",
+    recompute: RecomputeOption = "auto",
     pipeline: PipelineOption = None,
     memory_fraction: MemoryOption = None,
     picture: Annotated[Path | None, typer.Option(help="Draw speed against price as an SVG file.")] = None,
@@ -91,6 +93,7 @@ def explore_command(
         method="auto",
         memory_fraction=memory_fraction,
         microbatches=plan.parse_microbatches(microbatches),
+        recompute=recompute,
         pipeline=pipeline,
     )
     machines = [meshwright.cluster(name) for name in names]
@@ -102,7 +105,7 @@ def explore_command(
             arguments,
             clusters=machines,
             objective=objective,
-            method=plan.staged_method(request) or plan.method_of("auto", memory_fraction, request.microbatches),
+            method=plan.staged_method(request) or plan.method_of(request),
             prices=prices_of(price or []),
             on_progress=stages.say,
         )

@@ -40,6 +40,13 @@ MemoryOption = Annotated[
 MicrobatchesOption = Annotated[
     str, typer.Option(metavar="auto|N", help="Parts of the batch, run one after the other; auto: as memory needs.")
 ]
+RecomputeOption = Annotated[
+    str,
+    typer.Option(
+        metavar="WORD",
+        help="What the backward pass computes again: none, selective, alternate, full, full:1/2, 'as written', auto.",
+    ),
+]
 PipelineOption = Annotated[
     bool | None,
     typer.Option(

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import meshwright
 from meshwright.cli.console import CommandError, Stages
-from meshwright.errors import DoesNotFit, ShardingError, raised_at
-from meshwright.units import format_bytes
+from meshwright.errors import ShardingError, raised_at
 
 if TYPE_CHECKING:
     from meshwright.facade import Plan
@@ -37,10 +36,11 @@ class Request:
         args: ``module:name`` of the function's arguments; None for a zoo model.
         cluster: A cluster, or what `mw.cluster` takes.
         mesh: One mesh view; None for all.
-        zoo: The options of a zoo model that were given; without ``checkpoint`` memory decides about it.
+        zoo: The options of a zoo model that were given.
         method: A name of `--method`.
         memory_fraction: Part of the memory that the plan may use; None for the method's own.
         microbatches: Parts of the batch, or auto.
+        recompute: What the backward pass computes again, or auto.
         pipeline: Whether to look for pipelines, too; None for the method's own.
         recipe: A recipe of `--recipe`; None for none.
     """
@@ -53,20 +53,22 @@ class Request:
     method: str
     memory_fraction: float | None
     microbatches: int | str = "auto"
+    recompute: str = "auto"
     pipeline: bool | None = None
     recipe: str | None = None
 
 
 def find_plan(request: Request, stages: Stages) -> "Plan":
     """Makes the requested plan, and shows every stage."""
-    method = staged_method(request) or method_of(request.method, request.memory_fraction, request.microbatches)
+    method = staged_method(request) or method_of(request)
     if request.pipeline is False and isinstance(method, meshwright.Auto):
         method = replace(method, pipeline=False)
     machine = machine_of(request)
     with stages:
-        if ":" in request.model:
-            return _plan(*_own(request), machine, request, method, stages)
-        return _plan_zoo(request, machine, method, stages)
+        function, args = function_of(request, stages, real=False)
+        return meshwright.plan(
+            function, *args, cluster=machine, mesh=request.mesh, method=method, on_progress=stages.say
+        )
 
 
 def machine_of(request: Request) -> "Cluster":
@@ -87,35 +89,6 @@ def function_of(request: Request, stages: Stages, real: bool) -> tuple[Callable[
     if ":" in request.model:
         return _own(request)
     return _zoo(request, stages, real)
-
-
-def _plan_zoo(request: Request, machine: "Cluster", method: "Method", stages: Stages) -> "Plan":
-    try:
-        return _plan(*_zoo(request, stages), machine, request, method, stages)
-    except DoesNotFit as error:
-        if "checkpoint" in request.zoo or method.staged:  # pipelines choose their own recomputation
-            raise
-        stages.remark(
-            f"does not fit as it is ({format_bytes(error.needed_bytes)} needed, {format_bytes(error.limit_bytes)} "
-            "allowed per device): planning again with every layer checkpointed (--checkpoint)"
-        )
-    return _plan(*_zoo(checkpointed(request), stages), machine, request, method, stages)
-
-
-def checkpointed(request: Request) -> Request:
-    """The same request, with every layer of the zoo model checkpointed."""
-    return replace(request, zoo={**request.zoo, "checkpoint": "full"})
-
-
-def _plan(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    machine: "Cluster",
-    request: Request,
-    method: "Method",
-    stages: Stages,
-) -> "Plan":
-    return meshwright.plan(function, *args, cluster=machine, mesh=request.mesh, method=method, on_progress=stages.say)
 
 
 def _zoo(request: Request, stages: Stages, real: bool = False) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -209,16 +182,31 @@ def _kind(value: Any) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def method_of(name: str, memory_fraction: float | None, microbatches: int | str = "auto") -> "Method":
-    """The method of a name of `--method`."""
+def method_of(request: Request) -> "Method":
+    """The method of a name of `--method`, with the options that all methods have."""
     from meshwright.planner.methods import find_method
 
     try:
-        method = find_method(name)
+        return with_options(find_method(request.method), request)
     except ShardingError as error:
         raise CommandError(f"--method: {error}") from None
-    fraction = method.memory_fraction if memory_fraction is None else memory_fraction
-    return replace(method, memory_fraction=fraction, microbatches=microbatches)
+
+
+def with_options(method: "Method", request: Request) -> "Method":
+    """A method with the options of a command that all methods have."""
+    fraction = method.memory_fraction if request.memory_fraction is None else request.memory_fraction
+    check_recompute(request.recompute)
+    return replace(method, memory_fraction=fraction, microbatches=request.microbatches, recompute=request.recompute)
+
+
+def check_recompute(word: str) -> None:
+    """Refuses what is no policy."""
+    from meshwright.runtime.recomputation.policies import check_word
+
+    try:
+        check_word(word)
+    except ShardingError as error:
+        raise CommandError(f"--{error}") from None
 
 
 def staged_method(request: Request) -> "Method | None":
@@ -226,7 +214,12 @@ def staged_method(request: Request) -> "Method | None":
     options: dict[str, Any] = {} if request.memory_fraction is None else {"memory_fraction": request.memory_fraction}
     if not request.pipeline and request.recipe is None:
         return None
-    options_alone = (("--mesh", None), ("--method", "auto"), ("--microbatches", "auto"))
+    options_alone = (
+        ("--mesh", None),
+        ("--method", "auto"),
+        ("--microbatches", "auto"),
+        ("--recompute", "auto"),
+    )
     for option, default in options_alone:
         if getattr(request, option[2:]) != default:
             raise CommandError(f"{option} is for plans without stages; leave it out, or --pipeline and --recipe")

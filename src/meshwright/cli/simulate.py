@@ -22,6 +22,7 @@ from meshwright.cli.options import (
     MicrobatchesOption,
     PipelineOption,
     RecipeOption,
+    RecomputeOption,
     ZooOptions,
     takes_zoo_options,
 )
@@ -46,6 +47,7 @@ def simulate_command(
     zoo: ZooOptions = NO_OPTIONS,
     method: MethodOption = "auto",
     microbatches: MicrobatchesOption = "auto",
+    recompute: RecomputeOption = "auto",
     pipeline: PipelineOption = None,
     recipe: RecipeOption = None,
     intra: Annotated[str | None, typer.Option(help="Bandwidth inside a host, one way a device: 300GB/s.")] = None,
@@ -79,6 +81,7 @@ def simulate_command(
             method=method,
             memory_fraction=memory_fraction,
             microbatches=plan.parse_microbatches(microbatches),
+            recompute=recompute,
             pipeline=pipeline,
             recipe=recipe,
         )

@@ -136,6 +136,7 @@ class Settings:
             Without it nothing is kept.
         export: A folder for the trained weights, adapters included, as a model of Hugging Face.
         cluster, method, pipeline, microbatches: As for `mw.parallelize`.
+        recompute: What the backward pass computes again, as for `mw.Auto`.
     """
 
     data: Data
@@ -153,6 +154,7 @@ class Settings:
     method: str = "auto"
     pipeline: bool = False
     microbatches: Count | Literal["auto"] | None = None
+    recompute: str = "auto"
     optimizer: Optimizer = Optimizer()
     schedule: Schedule | None = None
     checkpoints: Checkpoints = Checkpoints()

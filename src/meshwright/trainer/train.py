@@ -283,7 +283,7 @@ class _Loop:
 
 
 def _method(settings: Settings) -> Method:
-    method, cause = find_method(settings.method), _why_one_mesh(settings)
+    method, cause = replace(find_method(settings.method), recompute=settings.recompute), _why_one_mesh(settings)
     if settings.pipeline:
         if method != Auto():
             raise TrainingError(f"pipeline is for the method auto, not for {settings.method}; leave one of them out")
