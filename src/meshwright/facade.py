@@ -226,7 +226,7 @@ class Plan(PlanData):
         from meshwright.plans.text import axes_text, cost_text
 
         where = "" if self.mesh.cluster is None else f" of {one_line(self.mesh.cluster.name)}"
-        step, peak = cost_text(self, self.cost.total), format_bytes(self.memory.peak_bytes)
+        step, peak = cost_text(self, self.step_s), format_bytes(self.memory.peak_bytes)
         return f"<Plan: {self.method} on mesh {axes_text(self)}{where}, step {step}, {peak} per device>"
 
     def __str__(self) -> str:

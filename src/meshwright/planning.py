@@ -15,7 +15,7 @@ from meshwright.pipeline.planner import plan_stages
 from meshwright.plan_files.known_plans import plan_key
 from meshwright.planner.budget import Budget
 from meshwright.planner.methods import Auto, Method, find_method
-from meshwright.planner.planner import Progress, plan_program
+from meshwright.planner.planner import Progress, program_task
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.user_shardings import names_axes, refuse_stages
 from meshwright.plans.plan import PlanData
@@ -24,7 +24,9 @@ from meshwright.progress import progress
 from meshwright.rehearsal.calibration import calibrated, known_efficiencies
 from meshwright.rehearsal.memory import known_memory
 from meshwright.runtime.stages.pipeline_program import why_not_cut
+from meshwright.step_search.candidates import best_plan
 from meshwright.step_search.microbatches import batch_argnums
+from meshwright.step_search.ranking import with_step
 from meshwright.step_search.recomputation import decided
 
 
@@ -125,7 +127,7 @@ def _decided(
 ) -> PlanData:
     """The plan of a function, with as many microbatches as its method says or as are best."""
     if isinstance(where, Cluster):
-        return _plan(traced, where, method, say, budget)
+        return with_step(_plan(traced, where, method, say, budget))
 
     def solve(traced: Traced, method: Method) -> PlanData:
         own = where if mesh is not None else method.meshes(where[0].cluster) if where[0].cluster else where
@@ -133,13 +135,13 @@ def _decided(
 
     with planned(mesh):  # a step that is cut is traced again
         try:
-            return decided(traced, batch, method, where, solve, say)
+            return with_step(decided(traced, batch, method, where, solve, say))
         except DoesNotFit:
             cluster = where[0].cluster if mesh is None else None
             found = None if cluster is None else _instead(traced, cluster, method, batch, say, budget)
             if found is None:
                 raise
-            return found
+            return with_step(found)
 
 
 def _instead(
@@ -186,7 +188,7 @@ def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Prog
 
         found = MeasuredSearch(traced, where, method, say, known).plan()
     else:
-        found = plan_program(traced, where, method, say, budget, known)
+        found = best_plan(*program_task(traced, where, method, known), say, budget)
     return replace(found, provenance={**found.provenance, "calibration": _told(factors)}) if factors else found
 
 

@@ -85,7 +85,7 @@ def test_costs_are_seconds_on_a_cluster():
     function, args = zoo_args("gpt2-125m", layers=2, batch=32, seq=128)
     plan = mw.plan(function, *args, cluster="1x4 a100-40gb")
     assert 0 < plan.cost.compute < 1
-    assert plan.step_s == plan.cost.total == plan.cost.compute + plan.cost.communication
+    assert plan.cost.total == plan.cost.compute + plan.cost.communication
     assert plan.mesh.num_devices == 4
     assert plan.memory.peak_bytes <= plan.memory.limit_bytes
     assert sum(plan.memory.argument_bytes.values()) <= plan.memory.peak_bytes

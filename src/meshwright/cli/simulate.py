@@ -125,5 +125,6 @@ def _view(plan: "Plan", simulation: Any) -> RenderableType:
     from meshwright.explain.show.plan_text import plan_view
 
     searched = f"search took {format_seconds(plan.solution.seconds)}" if plan.solution.seconds else "a saved plan"
-    cost = Text(f"planned step {format_seconds(plan.step_s)}, nothing overlapping; {searched}\n")
+    step, apart = format_seconds(plan.step_s), format_seconds(plan.cost.total)
+    cost = Text(f"planned step {step}; {apart} if nothing overlapped; {searched}\n")
     return Group(plan_view(plan), Text(), cost, simulation)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -24,6 +25,7 @@ from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.pricing.corrections import Corrections
+from meshwright.planner.pricing.formulation import Exposure
 from meshwright.planner.pricing.pricer import Pricer
 from meshwright.planner.pricing.user_shardings import call_remarks, differing, meshes_as_written
 from meshwright.planner.reading.details import FreshDetails
@@ -45,6 +47,16 @@ Progress = Callable[[str], None]
 Lie = tuple[tuple[int, ...], str, Spec]  # shape, dtype and sharding
 
 
+def program_task(
+    traced: Traced, meshes: list[Mesh], method: Method, corrections: Corrections | None = None
+) -> "tuple[Task, list[Mesh]]":
+    """What is to be planned as one program, and the meshes to try; compute is corrected as was measured."""
+    meshes = meshes_as_written(traced.graph, meshes)
+    if meshes[0].is_cpu:
+        traced = replace(traced, graph=traced.graph.for_cpu())
+    return Task(traced, method, corrections=corrections, num_devices=meshes[0].num_devices, remarks=[]), meshes
+
+
 def plan_program(
     traced: Traced,
     meshes: list[Mesh],
@@ -53,11 +65,8 @@ def plan_program(
     budget: Budget,
     corrections: Corrections | None = None,
 ) -> PlanData:
-    """The best plan of one program over a whole mesh, on any of some meshes; compute is corrected as was measured."""
-    meshes = meshes_as_written(traced.graph, meshes)
-    if meshes[0].is_cpu:
-        traced = replace(traced, graph=traced.graph.for_cpu())
-    task = Task(traced, method, corrections=corrections, num_devices=meshes[0].num_devices, remarks=[])
+    """The best plan of one program over a whole mesh, on any of some meshes, by the sum of its costs."""
+    task, meshes = program_task(traced, meshes, method, corrections)
     return task.plan(meshes, say, budget)
 
 
@@ -102,14 +111,27 @@ class Task:
             lambda: liveness(self.graph, self.grouping.nests, num_devices, barriers and not self.graph.on_cpu),
             lambda: plain_liveness(self.graph),
         )
+        self.folding = folding
         self.folded = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic, folding)
+        self._problems: dict[Mesh, MeshProblem] = {}
 
-    def formulate(self, mesh: Mesh) -> MeshProblem:
-        """The choice problem on one mesh."""
-        axes = Axes(mesh.sizes)
-        restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
-        pricer = Pricer(self.grouping, self.live.traffic, mesh, corrections=self.corrections)
-        return MeshProblem(pricer, self.folded, self.live, restrictions)
+    def by(self, method: Method) -> "Task":
+        """The same function, to be planned by another method: all that does not depend on it is shared."""
+        task = copy(self)
+        task.method, task._problems = method, {}
+        task.folded = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic, self.folding)
+        task.remarks = None if self.remarks is None else [*self.remarks]
+        return task
+
+    def formulate(self, mesh: Mesh, exposure: Exposure | None = None) -> MeshProblem:
+        """The choice problem on one mesh; its communication may be priced as far as it is exposed."""
+        if mesh not in self._problems:
+            axes = Axes(mesh.sizes)
+            restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
+            pricer = Pricer(self.grouping, self.live.traffic, mesh, corrections=self.corrections)
+            self._problems[mesh] = MeshProblem(pricer, self.folded, self.live, restrictions)
+        whole = self._problems[mesh]
+        return whole if exposure is None else whole.exposed(exposure)
 
     def limit(self, mesh: Mesh) -> float | None:
         """Bytes that the plan may use on each device."""
@@ -122,10 +144,15 @@ class Task:
         """What a step takes for each modelled byte, as it was measured; the model is solved under a limit to match."""
         return 1.0 if self.corrections is None else self.corrections.memory
 
-    def plan(self, meshes: list[Mesh], say: Progress, budget: Budget | None = None) -> PlanData:
-        """Solves on the meshes and makes the plan of the best."""
+    def plan(
+        self, meshes: list[Mesh], say: Progress, budget: Budget | None = None, exposure: Exposure | None = None
+    ) -> PlanData:
+        """Solves on the meshes and makes the plan of the best, by the prices of communication as far as it is exposed.
+
+        The plan's own costs are those of all communication.
+        """
         budget = budget or Budget(self.method.seconds)
-        formulate = cache(self.formulate)
+        formulate = cache(lambda mesh: self.formulate(mesh, exposure))
         how = ViewSearch(formulate, self.limit, self.floor_bytes, self.named, say)
         best, considered = search(meshes, how, budget)
         say("reading the plan back")
@@ -173,7 +200,7 @@ class Task:
         )
         assert solved.latest is not None and solved.latest.choice is not None
         choice, free = solved.latest.choice, solved.free
-        back = Readback(solved.formulation, choice, None if free is None else free.choice)
+        back = Readback(solved.formulation.whole, choice, None if free is None else free.choice)
         profile, factor = back.profile(), self._bytes_factor
         peak_bytes = round(profile.peak_bytes * factor)
         cost = Cost(back.compute(), back.communication())
@@ -196,7 +223,7 @@ class Task:
             details=FreshDetails(back),
             unsplittable=unsplittable(self.graph),
             considered=tuple(
-                replace(one, cost=solved.cost, peak_bytes=peak_bytes, rounds=solved.rounds)
+                replace(one, cost=cost.total, peak_bytes=peak_bytes, rounds=solved.rounds)
                 if one.shape == mesh.sizes
                 else one
                 for one in considered

@@ -30,13 +30,22 @@ PROVEN_GAP = 1e-3  # gap up to which a plan counts as optimal: costs are far les
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Predicted time of one step: seconds, or an abstract mesh's own units."""
+    """Predicted time of one step: seconds, or an abstract mesh's own units.
+
+    Attributes:
+        compute, communication: All of it, as the search adds it up.
+        step: One step as it is simulated, communication beside compute; 0 where it is not, as on an abstract mesh.
+        waiting: The part of `step` in which devices do not compute: they wait for communication, or for other stages.
+    """
 
     compute: Amount
     communication: Amount
+    step: Amount = 0.0
+    waiting: Amount = 0.0
 
     @property
     def total(self) -> float:
+        """All costs, one after the other: what the search minimises, where it does not count on overlap."""
         return self.compute + self.communication
 
 
@@ -171,8 +180,8 @@ class PlanData:
 
     @property
     def step_s(self) -> float:
-        """Predicted time of one step, compute and communication one after the other."""
-        return self.cost.total
+        """Predicted time of one step: as simulated, on an abstract mesh the sum of all costs."""
+        return self.cost.step or self.cost.total
 
     @property
     def compiler_options(self) -> dict[str, str | int | bool]:

@@ -173,5 +173,5 @@ def difference_data(one: "PlanData", other: "PlanData") -> dict[str, Any]:
             {"kind": s.kind, "axes": "+".join(s.axes), "phase": s.phase, "bytes": s.bytes, "seconds": s.seconds}
             for s in difference.sent
         ],
-        "step": [cost_text(one, one.cost.total), cost_text(other, other.cost.total)],
+        "step": [cost_text(one, one.step_s), cost_text(other, other.step_s)],
     }

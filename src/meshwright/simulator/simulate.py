@@ -6,6 +6,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.simulator.engine import simulate_work
 from meshwright.simulator.simulation import Simulation
+from meshwright.simulator.software import XLA, XLA_CPU
 from meshwright.simulator.spmd import spmd_work
 from meshwright.simulator.staged import staged_work
 
@@ -48,4 +49,4 @@ def simulate(plan: PlanData, cluster: Cluster | str | None = None) -> Simulation
             f"{machines.num_devices}: give one of the same size, or plan again for it"
         )
     mesh = plan.mesh if machines == planned_cluster else machines.mesh(plan.mesh.sizes)
-    return simulate_work(spmd_work(plan, mesh))
+    return simulate_work(spmd_work(plan, mesh, XLA_CPU if mesh.is_cpu else XLA))

@@ -9,7 +9,7 @@ from meshwright.schedules import Step
 from meshwright.schedules.base import FORWARD
 from meshwright.schedules.instructions import Instruction
 from meshwright.simulator.lanes import Timeline
-from meshwright.simulator.work import Work
+from meshwright.simulator.work import COMPUTE, Work
 
 
 class Pass(NamedTuple):
@@ -78,6 +78,11 @@ class SimulatedStep:
     stages: tuple[StageRun, ...]
 
     @property
+    def busy_s(self) -> float:
+        """How long the device that computes longest does so."""
+        return max(sum(map(_computing_s, [*(one.run for one in run.passes), run.update])) for run in self.stages)
+
+    @property
     def tflops_per_device(self) -> float:
         """The model's own FLOPs, in 10¹² a second and device; recomputation does not count."""
         return self.work.model_flops / self.step_s / self.work.num_devices / 1e12 if self.step_s > 0 else 0.0
@@ -124,6 +129,10 @@ class SimulatedStep:
     def memory(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         """For each class of devices, memory over time: pairs of a second and the bytes from then on."""
         return tuple(tuple(memory_over_time(self.work, run, stage)) for stage, run in enumerate(self.stages))
+
+
+def _computing_s(run: Timeline) -> float:
+    return sum(span.end_s - span.start_s for span in run.spans if span.task.kind == COMPUTE)
 
 
 def _exchanged_s(run: StageRun) -> float:

@@ -25,3 +25,6 @@ class Software:
 
 
 XLA = Software()
+
+#: XLA's CPU backend has no asynchronous collectives: compute waits for every one.
+XLA_CPU = Software(overlap=False)

@@ -20,8 +20,8 @@ from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Tas
 _PHASES = ("forward", "backward", "update")
 
 #: Lanes whose small messages are combined with their neighbours'.
-_FETCH = "fetch"
-_COMBINED = (_FETCH, GRADIENTS)
+FETCH = "fetch"
+_COMBINED = (FETCH, GRADIENTS)
 _LOSS = "cross_entropy"  # in the label of an operation; frameworks fuse it even where they fuse nothing else
 
 #: Part of a device's memory that holds arguments fetched ahead of the operations that read them. Halved or doubled, it
@@ -156,7 +156,7 @@ class _Phase:
             if size > self.ahead_bytes:
                 needs = (reader,) if reader >= 0 else ()
                 break
-        self.waits += self._add(item, _FETCH, needs)
+        self.waits += self._add(item, FETCH, needs)
         self.fetched.append((item.bytes, self.last[0] if self.last else -1))
 
     def _after(self, items: Iterable[Collective]) -> None:

@@ -12,16 +12,16 @@ from math import ceil
 
 import numpy as np
 
-from meshwright.errors import DoesNotFit, ShardingError
+from meshwright.errors import DoesNotFit
 from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.planner.grouping.roles import find_roles
-from meshwright.planner.methods import AUTO, Auto, Method, Zero
+from meshwright.planner.methods import AUTO, Auto, Method
 from meshwright.planner.planner import Progress, least_live_bytes
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.cut_operations import CannotCut
 from meshwright.runtime.microbatches.planned_parts import cut_traced
-from meshwright.step_search.ranking import simplest, simulated_s
+from meshwright.step_search.ranking import simplest, with_step
 
 Solve = Callable[[Traced, Method], PlanData]
 log = logging.getLogger("meshwright")
@@ -125,10 +125,9 @@ class _Search:
         counts = _divisors(batch_size(self.traced, self.positions))
         count = self._least_count(counts)
         plans: list[PlanData] = []
-        times: list[float] = []
         while count:
             try:
-                found = self._plans(count)
+                found = self._plan(count)
             except DoesNotFit as error:
                 if plans:
                     break
@@ -140,14 +139,13 @@ class _Search:
                     break
                 raise self._uncut(reason) from None
             else:
-                held = self._is_held(found[0])
-                if len(found) > 1 or times or held:  # else there is nothing to compare
-                    took = [simulated_s(plan) for plan in found]
-                    held, times = held and min(took) <= min(times, default=np.inf), [*times, *took]
-                plans += found
+                found = with_step(found)
+                quickest = min([plan.step_s for plan in plans], default=np.inf)
+                held = self._is_held(found) and found.step_s <= quickest
+                plans.append(found)
                 following = _following(counts, 2 * count) if held else 0
             count = following
-        return simplest(plans, times) if len(plans) > 1 else plans[0]
+        return simplest(plans)
 
     def _least_count(self, counts: Sequence[int]) -> int:
         """The fewest microbatches with which a plan may fit: all devices together hold every live value once."""
@@ -160,28 +158,12 @@ class _Search:
             return 1
         return _following(counts, ceil((live - arguments) / (room - arguments))) or counts[-1]
 
-    def _plans(self, count: int) -> list[PlanData]:
-        """The plan with so many microbatches; beside the search's own those of fully sharded data parallelism."""
+    def _plan(self, count: int) -> PlanData:
+        """The plan with so many microbatches."""
         if count == 1:
-            return [self.solve(self.traced, self.method)]
+            return self.solve(self.traced, self.method)
         self.say(f"cutting the batch into {count} microbatches")
-        traced = cut_traced(self.traced, self.positions, count)
-        found = [self.solve(traced, self.method)]
-        for method in self._plain():
-            try:
-                found.append(self.solve(traced, method))
-            except (DoesNotFit, ShardingError):  # the batch or the memory do not allow what it fixes
-                continue
-        return found
-
-    def _plain(self) -> list[Method]:
-        """The methods that are tried beside a free search on a cluster: FSDP over all devices, and over each host's."""
-        cluster = self.meshes[0].cluster
-        if not is_free(self.method) or cluster is None or cluster.num_devices < 2:
-            return []
-        fsdp = Zero(3, memory_fraction=self.method.memory_fraction, seconds=self.method.seconds)
-        hosts = cluster.num_hosts > 1 and cluster.devices_per_host > 1
-        return [fsdp, *([replace(fsdp, group=cluster.devices_per_host)] if hosts else [])]
+        return self.solve(cut_traced(self.traced, self.positions, count), self.method)
 
     def _is_held(self, plan: PlanData) -> bool:
         """Whether a plan is slower for want of memory, so that one with more microbatches may be quicker."""
@@ -189,7 +171,7 @@ class _Search:
         free = [cost for each in rounds if (cost := each.progress[-1].cost) is not None]
         limit = plan.memory.limit_bytes
         tight = limit is not None and plan.memory.peak_bytes > _TIGHT * limit
-        return tight and bool(free) and plan.step_s > _BINDS * min(free)
+        return tight and bool(free) and plan.cost.total > _BINDS * min(free)
 
     def _after_misfit(self, error: DoesNotFit, count: int, counts: Sequence[int]) -> int:
         """The number of microbatches to try where nothing fitted; 0 for none."""

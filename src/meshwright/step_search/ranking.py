@@ -5,13 +5,22 @@ from dataclasses import replace
 
 from meshwright.plans.plan import PlanData
 from meshwright.simulator.simulate import simulate
+from meshwright.simulator.simulated_step import SimulatedStep
 
 NEARLY = 0.01  # part of the step's time that a simpler plan may take longer
 
 
-def simulated_s(plan: PlanData) -> float:
-    """Seconds of a step as simulated; on an abstract mesh, whose costs are not seconds, as planned."""
-    return plan.step_s if plan.mesh.is_abstract else simulate(plan).step_s
+def with_step(plan: PlanData, simulated: SimulatedStep | None = None) -> PlanData:
+    """The plan with the time of its simulated step; on an abstract mesh, whose costs are no seconds, as it is.
+
+    Args:
+        plan: The plan.
+        simulated: Its simulation, where there is one.
+    """
+    if plan.mesh.is_abstract or plan.cost.step:
+        return plan
+    step = simulate(plan) if simulated is None else simulated
+    return replace(plan, cost=replace(plan.cost, step=step.step_s, waiting=step.step_s - step.busy_s))
 
 
 def complexity(plan: PlanData) -> tuple[int, int, int, int]:
@@ -21,8 +30,9 @@ def complexity(plan: PlanData) -> tuple[int, int, int, int]:
     return len(splits), len(plan.stages), chunks, plan.microbatches
 
 
-def simplest(plans: Sequence[PlanData], times: Sequence[float]) -> PlanData:
-    """The simplest of the plans that are nearly as quick as the quickest, given what they take as simulated."""
+def simplest(plans: Sequence[PlanData]) -> PlanData:
+    """The simplest of the plans that are nearly as quick as the quickest."""
+    times = [plan.step_s for plan in plans]
     quickest = times.index(min(times))
     near = [n for n, seconds in enumerate(times) if seconds <= (1 + NEARLY) * times[quickest]]
     chosen = min(near, key=lambda n: (complexity(plans[n]), times[n]))

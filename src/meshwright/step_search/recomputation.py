@@ -17,7 +17,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.planned_parts import recomputing
 from meshwright.runtime.recomputation.policies import AS_WRITTEN, FULL, NONE, SELECTIVE
 from meshwright.step_search import microbatches
-from meshwright.step_search.ranking import simplest, simulated_s
+from meshwright.step_search.ranking import simplest, with_step
 
 
 def decided(
@@ -71,7 +71,7 @@ def _ranked(words: Sequence[str], method: Method, planned: Callable[..., PlanDat
             continue
         except ShardingError:  # the batch does not divide into as many parts as there are devices
             return words
-        times[word] = simulated_s(plan)
+        times[word] = with_step(plan).step_s
         if not microbatches.is_short_of_memory(plan):
             break
     return sorted(times, key=lambda word: times[word])[:1] or words
@@ -95,7 +95,7 @@ def _best(words: Sequence[str], planned: Callable[..., PlanData], say: Progress)
                 break
     if not plans:
         raise min(misfits, key=lambda error: error.needed_bytes)
-    return simplest(plans, [simulated_s(plan) for plan in plans]) if len(plans) > 1 else plans[0]
+    return simplest([with_step(plan) for plan in plans])
 
 
 def _words(traced: Traced, method: Method) -> tuple[str, ...]:

@@ -163,7 +163,6 @@ def _planned(step: Parallelized, method: Method, args: Sequence[Any]) -> _Candid
         method=plan.method,
         mesh=_shape(plan),
         predicted_s=plan.step_s,
-        simulated_s=None if plan.mesh.is_abstract else plan.simulate().step_s,
         predicted_peak_bytes=plan.memory.peak_bytes,
         predicted_collective_bytes=int(max(sum(c.bytes * c.trips for c in some) for some in sent)),
         plan=plan,

@@ -23,8 +23,8 @@ class ComparedMethod:
     Attributes:
         method: Its name.
         mesh: Axis names and sizes of the mesh that it chose.
-        predicted_s: Time of a step by the model (an abstract mesh's own units).
-        simulated_s: Time of a simulated step, in which communication overlaps compute; None on an abstract mesh.
+        predicted_s: Time of a step as simulated, communication beside compute; on an abstract mesh the sum of costs, in
+            its own units.
         measured_s: Median time of a step.
         predicted_peak_bytes: Memory of one device by the model.
         compiled_peak_bytes: Bytes that XLA allocates on one device: arguments, temporaries, and results that alias no
@@ -40,7 +40,6 @@ class ComparedMethod:
     method: str
     mesh: dict[str, int] | None = None
     predicted_s: float | None = None
-    simulated_s: float | None = None
     measured_s: float | None = None
     predicted_peak_bytes: int | None = None
     compiled_peak_bytes: int | None = None
@@ -70,11 +69,11 @@ class Comparison(Printed):
 
     @property
     def best(self) -> ComparedMethod | None:
-        """The row of the shortest step: measured where any was, else simulated, on an abstract mesh predicted.
+        """The row of the shortest step: measured where any was, else predicted.
 
         None where no method has a plan.
         """
-        for figure in ("measured_s", "simulated_s", "predicted_s"):
+        for figure in ("measured_s", "predicted_s"):
             rows = [row for row in self.rows if getattr(row, figure) is not None]
             if rows:
                 return min(rows, key=attrgetter(figure))
@@ -92,7 +91,7 @@ class Comparison(Printed):
         table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         table.add_column("method", no_wrap=True)
         table.add_column("mesh", no_wrap=True)
-        for name in ("step", *(["simulated"] if self._is_simulated else []), "memory", "collectives"):
+        for name in ("step", "memory", "collectives"):
             table.add_column(name, justify="right", no_wrap=True)
         if any(row.reason for row in self.rows):
             table.add_column("remark", overflow="fold")
@@ -104,10 +103,6 @@ class Comparison(Printed):
     @property
     def _is_compiled(self) -> bool:
         return any(row.compiled_peak_bytes is not None for row in self.rows)
-
-    @property
-    def _is_simulated(self) -> bool:
-        return any(row.simulated_s is not None for row in self.rows)
 
     def _cells(self, row: ComparedMethod) -> Sequence[str]:
         def seconds(value: float) -> str:
@@ -121,7 +116,6 @@ class Comparison(Printed):
             row.method,
             "×".join(map(str, row.mesh.values())) if row.mesh else _NOTHING,
             pair(row.predicted_s, row.measured_s, seconds),
-            *([_NOTHING if row.simulated_s is None else seconds(row.simulated_s)] if self._is_simulated else []),
             pair(row.predicted_peak_bytes, row.compiled_peak_bytes, format_bytes),
             pair(row.predicted_collective_bytes, row.compiled_collective_bytes, format_bytes),
         )

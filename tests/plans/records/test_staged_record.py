@@ -50,7 +50,7 @@ def plan(request):
 
 def test_the_steps_formula_gives_the_plans_own_time(plan):
     total, busiest = step_s(plan.pipeline, [seconds_of(stage) for stage in plan.stages])
-    assert total == pytest.approx(plan.step_s, rel=1e-9)
+    assert total == pytest.approx(plan.cost.total, rel=1e-9)
     assert 0 <= busiest < len(plan.stages)
 
 
@@ -132,11 +132,11 @@ def test_alternatives_are_stages_best_and_their_effect_follows_the_formula():
         explainer, stage = Explainer(subject), plan.stages[found.stage]
         assert path in {t.path for t in stage.tensors} and found.alternatives
         for a in found.alternatives:
-            assert a.is_exact and math.isclose(a.cost, plan.step_s + a.effect.step_s)
+            assert a.is_exact and math.isclose(a.cost, plan.cost.total + a.effect.step_s)
             times = [seconds_of(s) for s in plan.stages]
             now = times[found.stage]
             times[found.stage] = now._replace(own=now.own + a.effect.microbatch_s, once=now.once + a.effect.once_s)
-            assert a.effect.step_s == pytest.approx(step_s(plan.pipeline, times)[0] - plan.step_s, abs=1e-12)
+            assert a.effect.step_s == pytest.approx(step_s(plan.pipeline, times)[0] - plan.cost.total, abs=1e-12)
         busiest = explainer.effects.busiest == found.stage
         assert ("the busiest stage" in str(found)) == busiest
         each = [a.effect.step_s / a.effect.microbatch_s for a in found.alternatives if abs(a.effect.once_s) < 1e-12]

@@ -75,7 +75,14 @@ def _headline(plan: "PlanData") -> Table:
 
 
 def step_text(plan: "PlanData") -> str:
-    """The step's time as a sum of compute and communication."""
+    """The step's time and its parts."""
+    cost = plan.cost
+    if cost.step:
+        step, waiting, busy, sent = (
+            format_seconds(v) for v in (cost.step, cost.waiting, cost.step - cost.waiting, cost.communication)
+        )
+        what = "waiting for communication and other stages" if len(plan.stages) > 1 else "waiting for communication"
+        return f"{step} = {busy} compute + {waiting} {what}, of which there is {sent} in all"
     total, compute, sent = (cost_text(plan, v) for v in (plan.cost.total, plan.cost.compute, plan.cost.communication))
     trust = trust_of(plan)
     return f"{total}{'' if trust is None else f', {trust.interval}'} = {compute} compute + {sent} communication"

@@ -9,7 +9,8 @@ each node ``i`` minimises
 
 subject to, at every operation ``t`` of the step, ``Σ bytes live at t ≤ memory``   (`MemoryModel.usage`)
 
-where ``n`` counts the tied copies.
+where ``n`` counts the tied copies. `exposed` is the same problem with the communication that can run beside compute at
+the part of its time in which compute waits for it.
 """
 
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.xla_gpu.liveness import Liveness
 from meshwright.errors import ShardingError
+from meshwright.graph import Graph
 from meshwright.planner.grouping.folding import Folded
 from meshwright.planner.grouping.groups import Group
 from meshwright.planner.grouping.numbering import sort_by
@@ -66,6 +68,34 @@ class Restrictions:
     splits: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Exposure:
+    """The part of its time in which compute waits for communication that can run beside it.
+
+    Attributes:
+        fetches: Of copies of arguments, which are fetched ahead of the operations that read them.
+        gradients: Of reductions of gradients, which run beside the rest of the backward pass.
+    """
+
+    fetches: float = 1.0
+    gradients: float = 1.0
+
+
+#: Operations that only pass an argument on in another type or order.
+_HANDING_ON = frozenset(
+    {"convert_element_type", "transpose", "reshape", "squeeze", "broadcast_in_dim", "copy", "optimization_barrier"}
+)
+
+
+def early_values(graph: Graph) -> set[int]:
+    """Values that are available from the start: arguments, and casts and transposed copies of one."""
+    early = set(graph.inputs)
+    for op in graph.ops:
+        if op.primitive in _HANDING_ON:
+            early.update(made for given, made in zip(op.inputs, op.outputs, strict=False) if given in early)
+    return early
+
+
 class Formulation:
     """One mesh's tables and costs, and how to read a choice back."""
 
@@ -75,6 +105,7 @@ class Formulation:
         self.folded = folded
         self.live = live
         self.restrictions = restrictions
+        self.exposure, self.whole = Exposure(), self
         alike: dict[int, GroupTable] = {}
         for which, members in enumerate(folded.members):
             if folded.alike[which] not in alike:
@@ -125,6 +156,17 @@ class Formulation:
             found.restrictions = replace(self.restrictions, stay=stay, gathered=to.gathered)
             found.edges = found._edge_matrices()
             found.__dict__.pop("copied", None)
+        return found
+
+    def exposed(self, exposure: Exposure) -> Self:
+        """The same problem, its strategies numbered alike, with communication priced at what compute waits for it.
+
+        Its least cost bounds that of the `whole` problem from below, since nothing costs more.
+        """
+        found = copy(self)
+        found._memory, found.exposure = self.memory, exposure
+        found.costs, found.edges = found._node_costs(), found._edge_matrices()
+        found.__dict__.pop("copied", None)
         return found
 
     def _kept(self, which: int, to: Restrictions) -> NDArray[np.bool_]:
@@ -240,7 +282,8 @@ class Formulation:
         return found
 
     def _node_costs(self) -> list[Array]:
-        costs = [table.compute + table.communication for table in self.tables]
+        hidden = 1.0 - self.exposure.gradients
+        costs = [table.compute + table.communication - hidden * table.gradients for table in self.tables]
         graph, grouping = self.grouping.graph, self.grouping
         for output, code in self.restrictions.results.items():
             value = graph.outputs[output]
@@ -256,15 +299,21 @@ class Formulation:
 
     def _edge_matrices(self) -> dict[EdgeKey, tuple[int, Array]]:
         found = {}
+        early = early_values(self.grouping.graph) if self.exposure.fetches < 1.0 else set()
         for (source, place, reader, slot), count in self.folded.edges.items():
             matrix, saved = self.resharding_s(source, place, reader, slot), self.joined_s(source, place, reader, slot)
+            if early and self.value_of(source, place) in early:
+                matrix = np.where(np.isfinite(matrix), matrix * self.exposure.fetches, matrix)
             found[source, place, reader, slot] = count, matrix if saved is None else matrix - saved
         return found
 
     def joined_s(self, source: int, place: int, reader: int, slot: int) -> Array | None:
         """Seconds that an edge saves, by strategies of its ends; None if no sum joins another."""
-        is_between_groups = place >= 0 and slot >= 0
-        return self.tables[source].joined_s(self.tables[reader], slot) if is_between_groups else None
+        if place < 0 or slot < 0:
+            return None
+        saved = self.tables[source].joined_s(self.tables[reader], slot)
+        leader = self.grouping.groups[self.folded.members[source][0]].leader
+        return saved if saved is None or not self._sums_gradient(leader) else self.exposure.gradients * saved
 
     def resharding_s(self, source: int, place: int, reader: int, slot: int) -> Array:
         """Seconds of resharding of an edge, by strategies of its ends."""

@@ -43,6 +43,7 @@ class GroupTable:
         takes: For slots at which another sum may join the group's own, the same number for this one.
         compute: Seconds of compute.
         communication: Seconds of collectives inside the group.
+        gradients: Those of them that reduce gradients.
         sent: The same by kind and axes; resharding inside the group is listed without axes.
         transient: ``(member, bytes)`` of operands that are computed for one operation only.
         assignments: For each member, which loop each axis splits.
@@ -61,6 +62,7 @@ class GroupTable:
     takes: dict[int, Codes] = field(default_factory=dict)
     compute: Array = field(default_factory=lambda: np.zeros(0))
     communication: Array = field(default_factory=lambda: np.zeros(0))
+    gradients: Array = field(default_factory=lambda: np.zeros(0))
     sent: dict[tuple[str, tuple[int, ...]], Array] = field(default_factory=dict)
     transient: list[tuple[int, Array]] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
@@ -79,6 +81,7 @@ class GroupTable:
             self.offers, self.settling = self.offers[keep], self.settling[keep]
         self.takes = {slot: held[keep] for slot, held in self.takes.items()}
         self.compute, self.communication = self.compute[keep], self.communication[keep]
+        self.gradients = self.gradients[keep]
         self.sent = {key: seconds[keep] for key, seconds in self.sent.items()}
         self.transient = [(i, b[keep]) for i, b in self.transient]
         self.assignments = [a[keep] for a in self.assignments]

@@ -131,7 +131,7 @@ class Pricer:
         return self._walk(group, one, 1)
 
     def _walk(self, group: Group, table: GroupTable, size: int) -> GroupTable:
-        table.compute, table.communication = np.zeros(size), np.zeros(size)
+        table.compute, table.communication, table.gradients = np.zeros(size), np.zeros(size), np.zeros(size)
         _Walk(self, group, table).run()
         return table
 
@@ -387,6 +387,8 @@ class _Walk:
         seconds = np.where(num_bytes > 0, trips * self.pricer.times.collective_s(kind, axes, num_bytes, start), 0.0)
         self._send(kind, axes, seconds)
         self._item(member, purpose, seconds)
+        if purpose == "gradient":
+            self.table.gradients += seconds
         if self.size == 1 and num_bytes[0] > 0:
             self.table.events.append(Event(kind, axes, float(num_bytes[0]), float(seconds[0]), member, purpose, trips))
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph.phases import PHASES
-from meshwright.planner.pricing.formulation import Formulation, lifetimes
+from meshwright.planner.pricing.formulation import Formulation, early_values, lifetimes
 from meshwright.planner.pricing.group_table import SETTLING, GroupTable
 from meshwright.plans.plan import Collective
 from meshwright.plans.tensor import Spec
@@ -18,11 +18,6 @@ from meshwright.strategy.reshard import SLICE, Hop
 from meshwright.strategy.sharding import Codes
 
 Ints = NDArray[np.int64]
-
-#: Operations that only pass an argument on in another type or order.
-_HANDING_ON = frozenset(
-    {"convert_element_type", "transpose", "reshape", "squeeze", "broadcast_in_dim", "copy", "optimization_barrier"}
-)
 
 
 class Resharded(NamedTuple):
@@ -232,7 +227,7 @@ class Readback:
                     op.serial,
                 )
                 found.append((index, item))
-        early = self._early()
+        early = early_values(self.graph)
         for read in self.resharded():
             reader = self.graph.ops[read.op] if read.op >= 0 else None
             source, label = reader.source if reader else "", self._label(read)
@@ -243,14 +238,6 @@ class Readback:
                 item = Collective(hop.kind, axes, hop.num_bytes, seconds, *about, read.value in early)
                 found.append((min(read.readers, default=0), item))
         return tuple(item for _, item in sorted(found, key=lambda pair: pair[0]))
-
-    def _early(self) -> set[int]:
-        """Values that are available from the start: arguments, and casts and transposed copies of one."""
-        early = set(self.graph.inputs)
-        for op in self.graph.ops:
-            if op.primitive in _HANDING_ON:
-                early.update(made for given, made in zip(op.inputs, op.outputs, strict=False) if given in early)
-        return early
 
     def communication(self) -> float:
         """Seconds of communication of one step: the sum over `collectives`, counted by classes."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.planner.budget import Budget
 from meshwright.planner.grouping.folding import unfolded
+from meshwright.planner.pricing.formulation import Exposure
 from meshwright.planner.reading.readback import MeshProblem
 from meshwright.planner.solving.certificate import certified
 from meshwright.planner.solving.fit_memory import View, ViewState, solve_free
@@ -48,7 +49,8 @@ def untied(state: ViewState, budget: Budget) -> ViewState | None:
     """A view solved again with nothing tied, from its choice; None where that found no choice."""
     tied: MeshProblem = state.formulation
     folded = unfolded(tied.grouping, tied.folded)
-    formulation = MeshProblem(tied.pricer, folded, tied.live, tied.restrictions)
+    whole = MeshProblem(tied.pricer, folded, tied.live, tied.restrictions)
+    formulation = whole if tied.exposure == Exposure() else whole.exposed(tied.exposure)
     classes = np.array([*tied.folded.group_class, *tied.folded.shared_class], np.int64)
     assert state.latest is not None and state.latest.choice is not None
     begun = ViewState(View(formulation, state.view.limit), state.latest.choice[classes])
