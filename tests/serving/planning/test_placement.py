@@ -40,5 +40,5 @@ def test_a_promise_that_no_placement_keeps_is_refused():
 
 
 def test_loads_that_are_none_are_refused():
-    with pytest.raises(mw.ServingError, match="loads is .*; give a mw.Traffic for each model"):
+    with pytest.raises(mw.ServingError, match=r"loads is .*; give a mw.Traffic for each model"):
         mw.place_models({"llama3-8b": 20}, "1x1 h100")

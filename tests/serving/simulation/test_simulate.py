@@ -1,6 +1,7 @@
 """Simulated loads: what must hold whatever the times are, and what small loads can be worked out by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,15 @@ def test_prompts_and_answers_apart_wait_for_the_cache_between():
     assert sum(step.tokens for step in prefill.steps) == 40 * 600
     assert sum(step.tokens for step in decode.steps) == 40 * 29
     assert decode.scheduler.pool.used == 0
+
+
+def test_tokens_that_are_sent_together_come_later():
+    one = replica()
+    engine = replace(one.prices.engine, stream=5)
+    late = Replica(replace(one.prices, engine=engine), one.limits)
+    first, fifth = (simulate([r], [Arrival(0.0, 300, 20)]).requests[0] for r in (one, late))
+    assert fifth.ttft_s == pytest.approx(first.ttft_s + 4 * first.tpot_s, rel=0.02)
+    assert fifth.end_s == pytest.approx(first.end_s)
 
 
 def test_clients_send_one_request_after_another():

@@ -16,6 +16,7 @@ class EngineConstants:
     Attributes:
         compute: Part of the catalogue's rate that products with many tokens reach.
         float8: Further part of it that products of 8 bits reach.
+        expert_compute: Further part of it that the products of experts reach, each with the tokens that chose it.
         streaming: Part of the catalogue's memory rate at which weights are read.
         experts: Further part of it at which the weights of experts are read.
         cache: Part of it at which the cache is read.
@@ -26,10 +27,13 @@ class EngineConstants:
         request_s: Seconds between a request's arrival and the scheduler, and of its first token to the client.
         chunk: Tokens of prompts in one step, by default.
         benchmark: What measured it.
+        stream: Tokens that are sent to a client at a time.
+        all_experts: Whether every step reads the weights of all experts, whichever its tokens choose.
     """
 
     compute: float
     float8: float
+    expert_compute: float
     streaming: float
     experts: float
     cache: float
@@ -40,6 +44,8 @@ class EngineConstants:
     request_s: float
     chunk: int
     benchmark: str
+    stream: int = 1
+    all_experts: bool = False
 
 
 @lru_cache(maxsize=1)

@@ -152,7 +152,7 @@ class StepPrices:
             # Tokens choose experts evenly; every device holds its share of them, for the tokens of all groups.
             tokens = tokens * self.split.data
             missed = (1 - self.work.active / product.experts) ** tokens
-            weights = weights * product.experts * (1 - missed)
+            weights = weights * product.experts * (1.0 if self.engine.all_experts else 1 - missed)
             tokens = tokens * self.work.active
             streaming *= self.engine.experts
         flops = 2.0 * tokens * product.size / parts
@@ -160,6 +160,7 @@ class StepPrices:
         rate = self.chip.memory_bandwidth * self.chip.memory_efficiency
         computed = COMPUTED.get(dtype, dtype)
         compute = self.engine.compute * (self.engine.float8 if dtype == "float8" else 1.0)
+        compute *= self.engine.expert_compute if product.experts else 1.0
         ramp = np.asarray(self.chip.matmul_s(1.0, computed))  # of a kernel; what is joined to another has none
         arithmetic = (np.asarray(self.chip.matmul_s(flops, computed)) - ramp * (not product.starts_kernel)) / compute
         launch = self.chip.launch_s if product.starts_kernel else 0.0

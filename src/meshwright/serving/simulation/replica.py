@@ -73,8 +73,9 @@ class Replica:
         assert self.plan is not None
         plan, self.plan = self.plan, None
         for piece in plan.slices:
-            if piece.samples and piece.request.num_generated == 1:
-                first(piece.request)
+            request = piece.request
+            if piece.samples and request.num_generated == min(self.prices.engine.stream, request.max_tokens):
+                first(request)
         return self.scheduler.commit(plan)
 
     def _priced(self, slices: tuple[Slice, ...], now_s: float) -> PricedStep:
