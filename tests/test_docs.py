@@ -31,6 +31,7 @@ ELSEWHERE = {  # what no test of this file runs, and why
     'python -c "': "it names the reader's own chip or model",
     "meshwright launch": "it takes several processes: tests/cli/test_launch.py has them",
     "meshwright serve": "it serves until it is ended: tests/serving/server/ has it",
+    "mw.get_model(": "it names the reader's own model: tests/serving/test_api.py has one",
     "from openai import": "it asks a server: tests/serving/server/ has one",
     "import ray.train": "it takes a cluster: tests/training/test_ray.py has one",
     "mw.initialize()": "it takes several processes: tests/runtime/processes/ has them",

@@ -21,7 +21,7 @@ def serve_command(
     ] = "",
     cluster: ClusterOption = "local",
     method: Annotated[
-        str | None, typer.Option(help="How several devices share the model, such as tp.  [default: auto]")
+        str | None, typer.Option(help="How several devices share the model, such as tensor.  [default: auto]")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="What is computed in.  [default: the checkpoint's]")] = None,
     max_len: Annotated[int | None, typer.Option(help="The most tokens of a text with its prompt.")] = None,
