@@ -106,5 +106,6 @@ class FakeEngine:
         return Token(number, -0.5, tuple(((number + at) % self.vocab, -0.5 - at) for at in range(sampling.logprobs)))
 
 
-def make(**options):
+def make(load_s=0.0, **options):
+    time.sleep(load_s)
     return FakeEngine(**options)

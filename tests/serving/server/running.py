@@ -118,8 +118,8 @@ def first_line(process, mark, lines=None):
 
 
 @contextmanager
-def running(folder, *, engine=None, code=0, **settings):
-    """A server that is ready; at the end it must leave with an exit code, after SIGTERM."""
+def running(folder, *, engine=None, code=0, is_ready=True, **settings):
+    """A server, when it is ready; at the end it must leave with an exit code, after SIGTERM."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-c", START, str(write_tokenizer(folder))),
@@ -131,7 +131,8 @@ def running(folder, *, engine=None, code=0, **settings):
     )
     lines = []
     try:
-        server = Running(process, int(first_line(process, " at http://", lines).rsplit(":", 1)[1]), lines)
+        port = int(first_line(process, " at http://", lines).rsplit(":", 1)[1]) if is_ready else settings["port"]
+        server = Running(process, port, lines)
         yield server
         if process.poll() is None:
             server.terminate()

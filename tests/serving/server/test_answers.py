@@ -1,5 +1,7 @@
 """What the server answers, as OpenAI's own client reads it."""
 
+import asyncio
+
 import openai
 import pytest
 
@@ -137,6 +139,30 @@ def test_found_in_the_cache(client):
     for _ in range(2):
         answer = client.completions.create(model="tiny", prompt="cached " * 5, max_tokens=1)
     assert answer.usage.prompt_tokens_details.cached_tokens == 32
+
+
+def test_the_helpers_of_the_client(client, server):
+    with client.chat.completions.stream(model="tiny", messages=MESSAGES, stop="f", temperature=0) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_completion().choices[0].message.content == "bcde"
+    assert "content.delta" in kinds and "content.done" in kinds
+    raw = client.completions.with_raw_response.create(model="tiny", prompt="a", max_tokens=1, user="me", temperature=0)
+    assert raw.headers["content-type"] == "application/json" and raw.parse().choices[0].text == "b"
+    everything = {
+        **{"frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "best_of": 1, "suffix": None, "n": 1},
+        **{"top_p": 1, "seed": 1, "stop": None, "stream": False, "echo": False, "logprobs": None},
+    }
+    assert client.completions.create(model="tiny", prompt="a", max_tokens=1, temperature=0, **everything)
+
+    async def several():
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            asked = {"model": "tiny", "messages": MESSAGES, "max_tokens": 3, "temperature": 0}
+            answers = await asyncio.gather(*(client.chat.completions.create(**asked) for _ in range(8)))
+            stream = await client.chat.completions.create(stream=True, **asked)
+            text = "".join([event.choices[0].delta.content or "" async for event in stream])
+            return {answer.choices[0].message.content for answer in answers} | {text}
+
+    assert asyncio.run(several()) == {"bcd"}
 
 
 def test_models(client, server):

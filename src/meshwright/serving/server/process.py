@@ -1,6 +1,7 @@
 """The server's side of the worker: starts it, talks to it, and starts another when it dies."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -147,7 +148,8 @@ class Worker:
         loop, said = asyncio.get_running_loop(), asyncio.Queue[Report | Ready | CannotLoad | None]()
         connection = Connection(ours.detach())
         with theirs:
-            command = [sys.executable, "-m", "meshwright.serving.server.worker", str(theirs.fileno())]
+            safe = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]  # looks for modules where this process does
+            command = [sys.executable, *safe, "-m", "meshwright.serving.server.worker", str(theirs.fileno())]
             self._process = process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._outgoing = SimpleQueue()
         connection.send(self._recipe)
