@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 import meshwright
 from meshwright.cli.app import app
+from meshwright.cli.console import CommandError
 from meshwright.cli.options import spelled_out
+from meshwright.cli.plan import parse_pipeline
 
 pytestmark = pytest.mark.slow
 
@@ -405,3 +407,12 @@ def test_checkpoint_without_a_value_is_full_and_commands_may_have_no_arguments()
     assert spelled_out(["--no-checkpoint"]) == ["--checkpoint=none"]
     text = refuse("plan", "gpt-tiny", "--checkpoint", "nonsense")
     assert "--checkpoint is 'nonsense'; give one of none, selective, alternate, full" in text
+
+
+def test_pipeline_alone_means_yes_and_takes_three_words():
+    assert spelled_out(["plan", "--pipeline", "mlp"]) == ["plan", "--pipeline=yes", "mlp"]
+    assert spelled_out(["mlp", "--pipeline", "no"]) == ["mlp", "--pipeline", "no"]
+    assert spelled_out(["mlp", "--no-pipeline"]) == ["mlp", "--pipeline=no"]
+    assert [parse_pipeline(word) for word in ("auto", "yes", "no")] == [None, True, False]
+    with pytest.raises(CommandError, match="--pipeline is 'perhaps'; give auto, yes or no"):
+        parse_pipeline("perhaps")

@@ -16,9 +16,9 @@ CASES = [
         "50x4 a100-40gb",
         (50, 4),
         [("data", "x"), ("tensor", "y"), ("zero", "x", 1.0, ZERO3)],
-        "Fully sharded data parallel across 50 hosts, tensor parallel inside each host",
+        "FSDP across 50 hosts, tensor parallel inside each host",
     ),
-    ("50x4 a100-40gb", (200,), [("data", "x"), ("zero", "x", 1.0, ZERO3)], "Fully sharded data parallel over 200 GPUs"),
+    ("50x4 a100-40gb", (200,), [("data", "x"), ("zero", "x", 1.0, ZERO3)], "FSDP over 200 GPUs"),
     (
         "2x8 h100",
         (2, 4, 2),
@@ -38,7 +38,7 @@ def plan_like(mesh, parts):
     for name, axes, *rest in parts:
         share, text = rest[0] if rest else 1.0, rest[1] if len(rest) > 1 else f"{name} over {axes}"
         made.append(VerdictPart(name, tuple(axes), 1, share, text))
-    return SimpleNamespace(stages=(), microbatches=1, verdict=Verdict(tuple(made)), mesh=mesh)
+    return SimpleNamespace(stages=(), microbatches=1, recompute="none", verdict=Verdict(tuple(made)), mesh=mesh)
 
 
 @pytest.mark.parametrize(("cluster", "shape", "parts", "sentence"), CASES, ids=lambda case: str(case)[:20])

@@ -40,7 +40,7 @@ from meshwright.cli.options import (
     spelled_out,
     takes_zoo_options,
 )
-from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh, parse_microbatches
+from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh, parse_microbatches, parse_pipeline
 from meshwright.cli.plan_serving import plan_serving_command
 from meshwright.cli.serve import serve_command
 from meshwright.cli.simulate import simulate_command
@@ -127,7 +127,7 @@ def plan(
     method: MethodOption = "auto",
     microbatches: MicrobatchesOption = "auto",
     recompute: RecomputeOption = "auto",
-    pipeline: PipelineOption = None,
+    pipeline: PipelineOption = "auto",
     recipe: RecipeOption = None,
     memory_fraction: MemoryOption = None,
     json_path: Annotated[
@@ -148,7 +148,7 @@ def plan(
         memory_fraction=memory_fraction,
         microbatches=parse_microbatches(microbatches),
         recompute=recompute,
-        pipeline=pipeline,
+        pipeline=parse_pipeline(pipeline),
         recipe=recipe,
     )
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer

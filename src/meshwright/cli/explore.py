@@ -67,7 +67,7 @@ def explore_command(
     price: PriceOption = None,
     microbatches: MicrobatchesOption = "auto",
     recompute: RecomputeOption = "auto",
-    pipeline: PipelineOption = None,
+    pipeline: PipelineOption = "auto",
     memory_fraction: MemoryOption = None,
     picture: Annotated[Path | None, typer.Option(help="Draw speed against price as an SVG file.")] = None,
     json_path: Annotated[
@@ -94,7 +94,7 @@ def explore_command(
         memory_fraction=memory_fraction,
         microbatches=plan.parse_microbatches(microbatches),
         recompute=recompute,
-        pipeline=pipeline,
+        pipeline=plan.parse_pipeline(pipeline),
     )
     machines = [meshwright.cluster(name) for name in names]
     stages = Stages()

@@ -48,11 +48,10 @@ RecomputeOption = Annotated[
     ),
 ]
 PipelineOption = Annotated[
-    bool | None,
+    str,
     typer.Option(
-        "--pipeline/--no-pipeline",
-        show_default=False,
-        help="Look for pipelines, too: stages on submeshes; by default only where nothing else fits.",
+        metavar="auto|yes|no",
+        help="Look for pipelines, too: stages on submeshes; auto: only where nothing else fits. Alone it means yes.",
     ),
 ]
 RecipeOption = Annotated[
@@ -61,6 +60,10 @@ RecipeOption = Annotated[
 ]
 
 
+PIPELINES: dict[str, bool | None] = {"auto": None, "yes": True, "no": False}
+_PIPELINE_ALONE = {("--pipeline", False): "--pipeline=yes"} | dict.fromkeys(
+    (("--no-pipeline", False), ("--no-pipeline", True)), "--pipeline=no"
+)
 ZooOptions = Mapping[str, Any]
 NO_OPTIONS: ZooOptions = MappingProxyType({})
 
@@ -137,13 +140,19 @@ def _value(text: str) -> bool | int | float | str:
     return text
 
 
+def _pairs(arguments: list[str]) -> list[tuple[str, str]]:
+    """Each argument with the one that follows it; an empty one after the last."""
+    return list(zip(arguments, [*arguments[1:], ""], strict=True))
+
+
 def spelled_out(arguments: list[str]) -> list[str]:
-    """Arguments of a command with the value that `--checkpoint` alone and `--no-checkpoint` stand for.
+    """Arguments of a command with the values that `--checkpoint` and `--pipeline` alone, or with `--no-`, stand for.
 
     A word after `--checkpoint` that is none of its values is the model, unless the model came first.
     """
+    arguments = [_PIPELINE_ALONE.get((text, following in PIPELINES), text) for text, following in _pairs(arguments)]
     spelled, has_model = [], bool(arguments) and not arguments[0].startswith("-")
-    for text, following in zip(arguments, [*arguments[1:], ""], strict=False):
+    for text, following in _pairs(arguments):
         is_value = following in CHECKPOINTS or (has_model and following and not following.startswith("-"))
         alone = text == "--checkpoint" and not is_value
         spelled.append("--checkpoint=full" if alone else "--checkpoint=none" if text == "--no-checkpoint" else text)

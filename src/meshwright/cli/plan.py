@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import meshwright
 from meshwright.cli.console import CommandError, Stages
+from meshwright.cli.options import PIPELINES
 from meshwright.errors import ShardingError, raised_at
 
 if TYPE_CHECKING:
@@ -242,6 +243,13 @@ def _parse_recipe(text: str) -> dict[str, Any]:
             raise CommandError(f"--recipe: {name} is {value!r:.60}; give a whole number")
         sizes[name] = int(value) if name in numbers else value
     return sizes
+
+
+def parse_pipeline(text: str) -> bool | None:
+    """Reads ``auto``, ``yes`` or ``no``."""
+    if text not in PIPELINES:
+        raise CommandError(f"--pipeline is {text!r:.60}; give auto, yes or no")
+    return PIPELINES[text]
 
 
 def parse_microbatches(text: str) -> int | str:

@@ -48,7 +48,7 @@ def simulate_command(
     method: MethodOption = "auto",
     microbatches: MicrobatchesOption = "auto",
     recompute: RecomputeOption = "auto",
-    pipeline: PipelineOption = None,
+    pipeline: PipelineOption = "auto",
     recipe: RecipeOption = None,
     intra: Annotated[str | None, typer.Option(help="Bandwidth inside a host, one way a device: 300GB/s.")] = None,
     inter: Annotated[str | None, typer.Option(help="Bandwidth between hosts, one way a device: 25GB/s.")] = None,
@@ -82,7 +82,7 @@ def simulate_command(
             memory_fraction=memory_fraction,
             microbatches=plan.parse_microbatches(microbatches),
             recompute=recompute,
-            pipeline=pipeline,
+            pipeline=plan.parse_pipeline(pipeline),
             recipe=recipe,
         )
         with redirect_stdout(sys.stderr):  # output of the user's code is not part of the result

@@ -19,12 +19,14 @@ _PLAIN = {
     "spatial": "spatially parallel",
     "expert": "expert parallel",
 }
+_RECOMPUTED = {"selective": ", all but products recomputed", "full": ", layers recomputed"}
 
 
 def plain_sentence(plan: "PlanData") -> str:
-    """A plan in words: ``Fully sharded data parallel across 50 hosts, tensor parallel inside each host``."""
+    """A plan in words: ``FSDP across 50 hosts, tensor parallel inside each host``."""
     if not plan.stages:
         parts = f", {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
+        parts += _RECOMPUTED.get(plan.recompute, "")
         return _capital(_sentence(plan.verdict, plan.mesh) or str(plan.verdict)) + parts
     head = f"Pipeline of {len(plan.stages)} stages over {_devices(plan.mesh.num_devices, plan.mesh.cluster)}"
     meshes = [stage.mesh for stage in plan.stages]
@@ -46,7 +48,7 @@ def _clauses(parts: Sequence[VerdictPart], mesh: "Mesh") -> Iterator[str]:
     data = [part for part in parts if part.name == "data"]
     full = tuple(axis for part in zero if "ZeRO-3" in part.text for axis in part.axes)
     if full and set(full) >= {axis for part in data for axis in part.axes}:
-        yield f"fully sharded data parallel {_where(full, mesh, 'data')}"
+        yield f"FSDP {_where(full, mesh, 'data')}"
     else:
         for part in data:
             yield f"data parallel {_where(part.axes, mesh, 'data')}{_spread(zero)}"

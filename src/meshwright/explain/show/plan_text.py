@@ -81,8 +81,8 @@ def step_text(plan: "PlanData") -> str:
         step, waiting, busy, sent = (
             format_seconds(v) for v in (cost.step, cost.waiting, cost.step - cost.waiting, cost.communication)
         )
-        what = "waiting for communication and other stages" if len(plan.stages) > 1 else "waiting for communication"
-        return f"{step} = {busy} compute + {waiting} {what}, of which there is {sent} in all"
+        what = "waiting for other stages and communication" if len(plan.stages) > 1 else "waiting for communication"
+        return f"{step} = {busy} compute + {waiting} {what}, which alone would take {sent}"
     total, compute, sent = (cost_text(plan, v) for v in (plan.cost.total, plan.cost.compute, plan.cost.communication))
     trust = trust_of(plan)
     return f"{total}{'' if trust is None else f', {trust.interval}'} = {compute} compute + {sent} communication"
@@ -157,7 +157,7 @@ def sums_of(
 
 
 def _considered(plan: "PlanData") -> list[RenderableType]:
-    table = plain_table("mesh views solved", ("mesh",), ("step", "memory"))
+    table = plain_table("mesh views solved", ("mesh",), ("costs", "memory"))
     table.add_column("remark", overflow="fold")
     ranked = sorted(plan.considered, key=lambda v: (v.shape != plan.mesh.sizes, v.cost is None, v.cost or 0.0))
     for view in ranked[:_MOST_VIEWS]:
