@@ -32,7 +32,7 @@ RUN = {
     "optimizer": {"learning_rate": 1e-3},
 }
 STEPS = 300  # of the run that is killed
-LATEST_S = 5.0  # of a kill after the first step of an attempt
+LATEST = 0.3  # of a kill after the first step of an attempt, as a share of what a whole run takes
 EARLY = 0.25  # of the kills: while a run still starts, plans, compiles or restores
 
 
@@ -94,7 +94,8 @@ def kills(count, seed):
         whole, killed = Path(scratch, "whole"), Path(scratch, "killed")
         began = time.perf_counter()
         assert start(text, whole).wait() == 0
-        startup_s = time.perf_counter() - began - _seconds_of_steps(whole)
+        whole_s = time.perf_counter() - began
+        startup_s = whole_s - _seconds_of_steps(whole)
         rows, outcomes, killed = [], [], Path(scratch, "killed0")
         while len(rows) < count:
             before = last_step(killed)
@@ -105,7 +106,7 @@ def kills(count, seed):
             else:
                 while process.poll() is None and last_step(killed, process.pid) == 0:
                     time.sleep(0.05)
-                time.sleep(drawn.uniform(0, LATEST_S))
+                time.sleep(drawn.uniform(0, LATEST * whole_s))
             if process.poll() is not None:  # it came to its end: the next kills are another run's
                 assert process.returncode == 0
                 outcomes.append(compared(whole, killed))

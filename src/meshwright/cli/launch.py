@@ -20,6 +20,8 @@ from meshwright.runtime.processes.rendezvous import RESERVED, reserved_port
 from meshwright.runtime.processes.stalls import DEADLINE
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+_PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
+_SHORTEST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
 _VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=\S*")
 
 
@@ -57,8 +59,8 @@ def launch_command(
     shares = [{**share, **({} if deadline is None else {DEADLINE: str(deadline)})} for share in shares]
     command = [sys.executable, *(["-m"] if module else []), script, *(arguments or ())]
     code = 0
-    with TemporaryDirectory(prefix="meshwright-plans-") as plans:  # so that restarts need not plan again
-        shares = [{PLANS: os.environ.get(PLANS) or plans, **share} for share in shares] if restarts else shares
+    with TemporaryDirectory(prefix="meshwright-kept-") as kept:
+        shares = [{**_keeping(kept), **share} for share in shares] if restarts else shares
         for attempt in range(restarts + 1):
             with reserved_port("127.0.0.1") as port_socket:
                 settings = process_settings(port_socket.getsockname()[1], shares)
@@ -71,6 +73,12 @@ def launch_command(
                 break
             note(f"meshwright launch: starting all {processes} processes again (restart {attempt + 1} of {restarts})")
     raise typer.Exit(code)
+
+
+def _keeping(folder: str) -> dict[str, str]:
+    """What makes processes that are started again take the plans and the compiled programs of those before them."""
+    kept = {PLANS: f"{folder}/plans", _PROGRAMS: f"{folder}/programs", _SHORTEST: "0"}
+    return {name: os.environ.get(name) or value for name, value in kept.items()}
 
 
 def _is_module(name: str) -> bool:

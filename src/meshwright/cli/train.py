@@ -2,7 +2,8 @@
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGTERM
 from typing import Annotated, Any
@@ -28,17 +29,42 @@ def train_command(
     import jax
 
     import meshwright as mw
+    from meshwright.trainer.settings import read_settings
 
+    folder = read_settings(config, given).folder
     if devices is not None:
         if devices < 1:
             raise CommandError(f"--devices is {devices}; give 1 or more")
         jax.config.update("jax_num_cpu_devices", devices)
     if has_launcher(os.environ):
         mw.initialize()
-    trained = mw.train(config, **given)
+    with _programs_kept(folder):
+        trained = mw.train(config, **given)
     if not trained.is_complete:
         note(f"meshwright train: asked to end, saved after step {trained.step}; start it again to continue")
         raise typer.Exit(128 + SIGTERM)
+
+
+@contextmanager
+def _programs_kept(folder: str | None) -> Iterator[None]:
+    """Compiled programs are kept in a run's folder, so that it starts sooner again; unless JAX keeps them elsewhere."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    if folder is None or before[0] is not None:
+        yield
+        return
+    try:
+        for name, value in zip(names, (str(Path(folder).expanduser().absolute() / "programs"), 0), strict=True):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # it has looked where programs are kept
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 def overrides(settings: list[str]) -> dict[str, Any]:
