@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import jax
+import numpy as np
 
 from meshwright.errors import CheckpointError
 
@@ -63,8 +64,13 @@ def full_path(directory: str | PathLike[str]) -> "epath.Path":
     return path
 
 
-def manager(directory: str | PathLike[str], *, is_async: bool = False, **options: Any) -> "CheckpointManager":
+def manager(
+    directory: str | PathLike[str], *, is_async: bool = False, of_owners: bool = False, **options: Any
+) -> "CheckpointManager":
     """Orbax's manager of a directory.
+
+    With ``of_owners`` the first copy of each array is written, and not a part of each copy; arrays are then given to
+    Orbax by `PyTreeSave` and `PyTreeRestore`, which take some of a checkpoint's as well. The files are the same.
 
     With several processes Orbax would wait for all of them by a program on their devices, which may never end while
     other programs run there; if it is told the processes, it waits at barriers of JAX's coordination service.
@@ -78,7 +84,20 @@ def manager(directory: str | PathLike[str], *, is_async: bool = False, **options
         options |= {"create": False, "multiprocessing_options": everyone}
     options |= {"save_root_metadata": False, "lightweight_initialize": True}
     chosen = ocp.CheckpointManagerOptions(enable_async_checkpointing=is_async, **options)
-    return _manager_class()(full_path(directory), options=chosen, item_names=_ITEMS)
+    handlers = _owners_handlers() if of_owners else None
+    return _manager_class()(full_path(directory), options=chosen, item_names=_ITEMS, item_handlers=handlers)
+
+
+def _owners_handlers() -> dict[str, Any]:
+    ocp = orbax()
+    kinds = ocp.type_handlers
+    registry = kinds.create_type_handler_registry(
+        (jax.Array, kinds.ArrayHandler(use_replica_parallel=False)), (np.ndarray, kinds.NumpyHandler())
+    )
+    return {
+        "arrays": ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
+        "leaves": ocp.JsonCheckpointHandler(),
+    }
 
 
 @cache

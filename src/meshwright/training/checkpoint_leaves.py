@@ -10,6 +10,7 @@ from urllib.parse import quote
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from meshwright import jax_compat
@@ -17,7 +18,6 @@ from meshwright.errors import CheckpointError
 from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.stages.cutting.layer_stack import StackSharding, placed, stacked
 from meshwright.schema import Size
-from meshwright.training.spread import spread
 
 # Characters that separate keys, number equal paths, mark escapes, or are not allowed in the name of a file.
 _RESERVED = re.compile("[/#%\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -127,14 +127,14 @@ def describe(path: str, leaf: Any) -> SavedLeaf:
 
 
 def stored(record: SavedLeaf, leaf: Any, of_some: bool = False) -> np.ndarray | jax.Array:
-    """The plain array that is stored for a leaf; ``of_some``: only some processes have it, and all take part."""
+    """The plain array that is stored for a leaf; ``of_some``: only some processes have it."""
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise CheckpointError(
             f"{record.path} of the state is deleted: it was donated to a step; save the state that the step returned"
         )
     array = jax.random.key_data(leaf) if record.kind == "key" else leaf
     if of_some:
-        return spread(array)
+        return array
     # An array on one process's own devices is the same in all processes: the first one writes it.
     if not isinstance(array, jax.Array) or (jax.process_count() > 1 and array.is_fully_addressable):
         return np.array(array, record.stored_dtype)  # a copy, since the caller may write into it
@@ -161,6 +161,11 @@ class Wanted:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}" if self.dtype is not None else str(describe(self.path, self.leaf))
+
+    def is_read_in_place(self, saved: SavedLeaf) -> bool:
+        """Whether the processes that have the leaf's devices read it as it is stored, without the others."""
+        is_plain = saved.kind == "array" and saved.is_stored and not saved.weak
+        return is_plain and isinstance(self.sharding, NamedSharding)
 
     def takes(self, saved: SavedLeaf) -> bool:
         """Whether the saved leaf has the same type."""

@@ -16,13 +16,14 @@ from jax.tree_util import tree_structure, tree_unflatten, treedef_tuple
 from meshwright.errors import CheckpointError
 from meshwright.runtime.placement import argument_shardings
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding, spread_sharding
+from meshwright.runtime.stages.placing import absent, is_here
 from meshwright.schema import checked
 from meshwright.training.checkpoint_files import full_path, listed, manager, orbax, reason
 from meshwright.training.checkpoint_leaves import SavedLeaf, Wanted, check_alike, describe, named_leaves, stored
 from meshwright.training.checksums import checksums
 from meshwright.training.parallelize import Parallelized
 from meshwright.training.saving import Saving, wait_for_saves
-from meshwright.training.spread import is_everywhere, of_some_processes
+from meshwright.training.spread import Views, all_have_one, is_everywhere, of_some_processes
 
 _FORMAT = "meshwright-checkpoint"
 _VERSION = 2  # the first has no checksums, and its paths do not escape separators within keys
@@ -80,8 +81,11 @@ def save(
     sums = checksums(arrays)
     noted = [asdict(replace(r, checksum=sums.get(r.path, ""))) for r in records]
     note = {"format": _FORMAT, "version": _VERSION, "leaves": noted, "checksum": _checksum(noted)}
-    items = {"leaves": ocp.args.JsonSave(note)} | ({"arrays": ocp.args.StandardSave(arrays)} if arrays else {})
-    saving = Saving(directory, number, keep)
+    of_owners, view = any(partly), Views()
+    views = {record.path: view(arrays[record.path]) for record, some in zip(records, partly, strict=True) if some}
+    kept = ocp.args.PyTreeSave(arrays | views) if of_owners else ocp.args.StandardSave(arrays)
+    items = {"leaves": ocp.args.JsonSave(note)} | ({"arrays": kept} if arrays else {})
+    saving = Saving(directory, number, keep, of_owners=of_owners)
     saving.begin(items)
     if not wait:
         saving.finish_later()
@@ -122,19 +126,23 @@ def restore(directory: str | PathLike[str], *, like: Any, step: int | None = Non
     wait_for_saves()
     if not full_path(directory).is_dir():
         raise CheckpointError(f"there is no directory {directory}; give the one that mw.save wrote to")
-    with manager(directory, create=False) as opened:
+    in_stages = isinstance(like, Parallelized) and like.last_plan is not None and bool(like.last_plan.stages)
+    of_owners = in_stages and jax.process_count() > 1
+    with manager(directory, create=False, of_owners=of_owners) as opened:
         steps = sorted(opened.all_steps())
         number = _chosen(directory, steps, step)
         try:
-            return _restored(opened, directory, number, steps, like)
+            return _restored(opened, directory, number, steps, like, of_owners)
         except CheckpointError:
             if step is not None or jax.process_count() > 1 or saved_steps(directory)[-1:] in ([], [number]):
                 raise
     return restore(directory, like=like)  # a run that saves with `keep` has removed it meanwhile
 
 
-def _restored(opened: Any, directory: str | PathLike[str], number: int, steps: list[int], like: Any) -> Any:
-    """The state of one step."""
+def _restored(
+    opened: Any, directory: str | PathLike[str], number: int, steps: list[int], like: Any, of_owners: bool
+) -> Any:
+    """The state of one step; ``of_owners``: some processes have some of its arrays, which they read alone."""
     ocp = orbax()
     where = f"the checkpoint of step {number} in {directory}"
     others = [s for s in steps if s != number]
@@ -150,27 +158,45 @@ def _restored(opened: Any, directory: str | PathLike[str], number: int, steps: l
     wanted, tree = _wanted(like, version)
     check_alike(saved, wanted, where)
     places = {w.path: w.sharding for w in wanted}
-    if isinstance(like, Parallelized) and like.last_plan is not None and like.last_plan.stages:
-        # Arrays of stages that other processes have are read by all, and then moved.
-        spread = {s.path: spread_sharding(s.stored_shape) for s in saved if s.is_stored}
+    saved_at = {s.path: s for s in saved}
+    alone = {w.path for w in wanted if of_owners and w.is_read_in_place(saved_at[w.path])}
+    alone = {path for path in alone if not is_everywhere(places[path])}
+    if all(s.path in alone for s in saved if s.is_stored) and not all_have_one([places[path] for path in alone]):
+        alone = set()  # Orbax waits for all processes, and one would have nothing to read
+    if of_owners:
+        # Other arrays that some processes have are read by all, and then moved.
+        spread = {s.path: spread_sharding(s.stored_shape) for s in saved if s.is_stored and s.path not in alone}
         stacks = {path for path, place in places.items() if isinstance(place, StackSharding)}
         places |= {path: x for path, x in spread.items() if path in stacks or not is_everywhere(places[path])}
-    types = {
+    kinds = {
         s.path: jax.ShapeDtypeStruct(s.stored_shape, s.stored_dtype, sharding=places[s.path])
         for s in saved
         if s.is_stored
     }
+    types = {path: kind for path, kind in kinds.items() if path not in alone or is_here(kind.sharding)}
     try:
-        items = ocp.args.Composite(arrays=ocp.args.StandardRestore(types))
-        arrays = opened.restore(number, args=items)["arrays"] if types else {}
+        arrays = _read_arrays(opened, number, types, of_owners) if types else {}
     except Exception as error:
         raise CheckpointError(f"{where} cannot be read: {reason(error)}{advice}") from error
-    records = {s.path: s for s in saved}
+    arrays |= {path: absent(kind, kind.sharding) for path, kind in kinds.items() if path not in types}
+    arrays = {path: arrays[path] for path in kinds}  # in the same order in all processes
     if version == 1:
         log.warning("%s has no checksums, so its arrays cannot be verified; save it again", where)
     else:
-        _verify(arrays, records, where, advice)
-    return tree_unflatten(tree, [w.fill(records[w.path], arrays.get(w.path)) for w in wanted])
+        _verify(arrays, saved_at, where, advice)
+    return tree_unflatten(tree, [w.fill(saved_at[w.path], arrays.get(w.path)) for w in wanted])
+
+
+def _read_arrays(opened: Any, number: int, types: dict[str, Any], of_owners: bool) -> dict[str, Any]:
+    """The arrays of some types; all of the checkpoint's, unless their owners alone read them."""
+    ocp = orbax()
+    if not of_owners:
+        found = opened.restore(number, args=ocp.args.Composite(arrays=ocp.args.StandardRestore(types)))
+    else:
+        chosen = ocp.checkpoint_utils.construct_restore_args(types)
+        some = ocp.args.PyTreeRestore(item=types, restore_args=chosen, partial_restore=True)
+        found = opened.restore(number, args=ocp.args.Composite(arrays=some))
+    return dict(found["arrays"])
 
 
 def saved_steps(directory: str | PathLike[str]) -> list[int]:

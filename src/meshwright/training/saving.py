@@ -43,8 +43,8 @@ class _Exists(CheckpointError):
 class Saving:
     """A checkpoint that is being written; `mw.save` with ``wait=False`` returns it."""
 
-    def __init__(self, directory: str | PathLike[str], step: int, keep: int | None):
-        self._directory, self._step, self._keep = directory, step, keep
+    def __init__(self, directory: str | PathLike[str], step: int, keep: int | None, *, of_owners: bool):
+        self._directory, self._step, self._keep, self._of_owners = directory, step, keep, of_owners
         self._earlier: list[int] = []
         self._manager: Any = None
         self._thread: Thread | None = None
@@ -100,7 +100,8 @@ class Saving:
 
     def _open(self, args: Any) -> None:
         options = orbax().options.AsyncOptions(barrier_sync_fn=self._barrier)
-        self._manager = manager(self._directory, is_async=True, cleanup_tmp_directories=True, async_options=options)
+        chosen = {"cleanup_tmp_directories": True, "async_options": options}
+        self._manager = manager(self._directory, is_async=True, of_owners=self._of_owners, **chosen)
         self._earlier = sorted(self._manager.all_steps())
         if self._step in self._earlier:
             raise _Exists(f"{self._directory} has step {self._step} already; save under another step or delete it")

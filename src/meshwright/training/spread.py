@@ -1,6 +1,6 @@
-"""Arrays that only some processes have, such as those of a pipeline's stages, spread over all to be saved and restored.
+"""Arrays that only some processes have, such as those of a pipeline's stages, as Orbax takes them to be saved.
 
-Orbax reads and writes arrays of which every process has a part.
+Orbax writes arrays of which every process has a part.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
+from jax.sharding import Mesh, NamedSharding
 
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.stages.cutting.layer_stack import spread_sharding
@@ -44,9 +45,49 @@ def _first_and_count(array: Any) -> tuple[int, int]:
     return min(processes), len(processes)
 
 
+class Views:
+    """Arrays of some processes as arrays of all, of which the owners have the first copies and write them.
+
+    Nothing is moved: the other devices hold zeros in place of further copies, the same ones for all arrays of a type.
+    """
+
+    def __init__(self) -> None:
+        self._zeros: dict[Any, jax.Array] = {}
+
+    def __call__(self, array: Any) -> jax.Array:
+        """The view of one array; its further copies must not be read."""
+        sharding = array.sharding
+        if not isinstance(sharding, NamedSharding) or jax.device_count() % sharding.mesh.size:
+            return spread(array)
+        mesh = sharding.mesh
+        owners = list(mesh.devices.flat)
+        others = [device for device in jax.devices() if device not in set(owners)]
+        devices = np.array(owners + others).reshape(-1, *mesh.devices.shape)
+        place = NamedSharding(Mesh(devices, ("copies", *mesh.axis_names)), sharding.spec)
+        here = {shard.device: shard.data for shard in array.addressable_shards}
+        part = place.shard_shape(array.shape)
+        parts = [
+            here[device] if device in here else self._zeros_on(device, part, array.dtype)
+            for device in place.addressable_devices
+        ]
+        return jax.make_array_from_single_device_arrays(array.shape, place, parts, dtype=array.dtype)
+
+    def _zeros_on(self, device: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        key = device, shape, dtype
+        if key not in self._zeros:
+            self._zeros[key] = jax.device_put(np.zeros(shape, dtype), device)
+        return self._zeros[key]
+
+
 def spread(array: Any) -> jax.Array:
     """An array of some processes, spread over all."""
     return reshard(array, spread_sharding(array.shape))
+
+
+def all_have_one(shardings: Sequence[Any]) -> bool:
+    """Whether each process has some of the devices of some sharding."""
+    devices = (device for sharding in shardings for device in sharding.device_set)
+    return len({device.process_index for device in devices}) == jax.process_count()
 
 
 def is_everywhere(sharding: Any) -> bool:

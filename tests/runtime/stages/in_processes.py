@@ -6,7 +6,9 @@ import jax
 import numpy as np
 
 import meshwright as mw
+from meshwright.runtime.stages.cutting import layer_stack
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack
+from meshwright.training import spread
 from tests.runtime.stages.models import build
 
 
@@ -25,6 +27,24 @@ def pieces(array, expected):
     if not isinstance(array, LayerStack):
         return [(array, expected)]
     return [(piece, expected[a:b]) for piece, (a, b) in zip(array.pieces, array.sharding.bounds, strict=True)]
+
+
+def _save_and_restore_in_place(folder, step, state):
+    """Each process writes and reads what it has: nothing of the state is moved."""
+
+    def moved(array, sharding):
+        raise AssertionError(f"an array of {array.shape} is moved to {sharding}")
+
+    before = spread.reshard, layer_stack.reshard
+    spread.reshard = layer_stack.reshard = moved
+    mw.save(folder, 2, state)
+    mw.save(folder, 3, state, wait=False).wait()
+    again = mw.restore(folder, like=step)
+    spread.reshard, layer_stack.reshard = before
+    for one, other in zip(jax.tree.leaves(again), jax.tree.leaves(state), strict=True):
+        assert one.sharding == other.sharding
+        for a, b in zip(one.addressable_shards, other.addressable_shards, strict=True):
+            np.testing.assert_array_equal(np.asarray(a.data), np.asarray(b.data))
 
 
 def main(folder: str) -> None:
@@ -49,6 +69,8 @@ def main(folder: str) -> None:
         owned = sum(bool(x.addressable_shards) for x in parameters)
         print(f"{here}: {recipe.name} {recipe.schedule}: {worst:.1e}, has {owned} parameters", flush=True)
         assert worst < 1e-12
+        if recipe.interleave == 1:
+            _save_and_restore_in_place(f"{folder}/in-place", step, state)
         rows = {name: x[8 * here : 8 * here + 8] for name, x in batch.items()}
         for part in mw.batches([rows], step):
             state, metrics = step(state, part)
