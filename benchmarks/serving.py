@@ -300,9 +300,8 @@ def main():
     if options.part == "leaks":
         leaks(report, options.requests)
         return
-    if options.part in ("all", "agreement"):
-        agreement(report)
     if options.part == "agreement":
+        agreement(report)
         return
     config = zoo.build(options.model, seq=options.max_len).config
     cache = SlotCache(banks(options.slots), options.max_len, config.dtype)
@@ -330,6 +329,8 @@ def main():
     if options.part in ("all", "throughput"):
         throughput(engine, report, options.length, options.seconds)
     engine.close()
+    if options.part == "all":
+        agreement(report)
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def load_model(
             decoder.params(),
             placement.params,
         )
-        params = replace(model, like=kinds).params
+        params = replace(model, config=decoder.config, like=kinds).params
         eos, pad = special_tokens(model.path, keys)
         engine = Engine(model.config, params, limits, cache, placement=placement, eos=eos, on_progress=say)
     return Loaded(engine, layout, pad)

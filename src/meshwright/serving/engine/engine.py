@@ -1,5 +1,6 @@
 """The loop that schedules, runs and delivers; see `Engine`."""
 
+import atexit
 import itertools
 import logging
 import threading
@@ -73,6 +74,7 @@ class Engine:
         self._step_s = 0.0
         self._thread = threading.Thread(target=self._run, name="meshwright engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a step that runs while the interpreter ends would crash it
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, listener: Listener | None = None) -> Handle:
         """Takes a request.
@@ -141,8 +143,8 @@ class Engine:
                 self._scheduler.cancel(number)
                 self._end(number, "cancelled")
             self._lock.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
+        atexit.unregister(self.close)
 
     def _cancel(self, number: int) -> None:
         with self._lock:
