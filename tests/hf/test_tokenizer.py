@@ -71,3 +71,20 @@ def test_a_tokenizer_of_another_model_or_none(folder):
     write(folder, {"<s>": 0}, template="")
     with pytest.raises(mw.CheckpointError, match="has no template of conversations"):
         mw.hf.load(folder).tokenizer.chat([])
+
+
+def test_templates_have_what_those_of_published_models_use(folder):
+    template = (
+        "{% for message in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ message | tojson }}{% endfor %}"
+        "{{ strftime_now('%Y') | length }}{{ tools | tojson(indent=2) }}"
+    )
+    write(folder, {"<s>": 0}, template)
+    messages = [{"role": "user", "content": "<é>"}] * 5
+    text = mw.hf.load(folder).tokenizer.chat(messages, tools=[])
+    assert text == '{"role": "user", "content": "<é>"}' * 2 + "4[]"
+
+
+def test_whatever_a_template_fails_with_is_told(folder):
+    write(folder, {"<s>": 0}, "{{ 'a' + messages[0].content }}")
+    with pytest.raises(mw.CheckpointError, match="the template of conversations of .* failed: can only concatenate"):
+        mw.hf.load(folder).tokenizer.chat([{"role": "user", "content": None}])
