@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
+from meshwright.parallelism.words import recomputed_words
 from meshwright.plans.records.judgement import Verdict, VerdictPart
 
 if TYPE_CHECKING:
@@ -19,15 +20,14 @@ _PLAIN = {
     "spatial": "spatially parallel",
     "expert": "expert parallel",
 }
-_RECOMPUTED = {"selective": ", all but products recomputed", "full": ", layers recomputed"}
 
 
 def plain_sentence(plan: "PlanData") -> str:
     """A plan in words: ``FSDP across 50 hosts, tensor parallel inside each host``."""
     if not plan.stages:
         parts = f", {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
-        parts += _RECOMPUTED.get(plan.recompute, "")
-        return _capital(_sentence(plan.verdict, plan.mesh) or str(plan.verdict)) + parts
+        again = f", {recomputed_words(plan.recompute)}" if recomputed_words(plan.recompute) else ""
+        return _capital(_sentence(plan.verdict, plan.mesh) or str(plan.verdict)) + parts + again
     head = f"Pipeline of {len(plan.stages)} stages over {_devices(plan.mesh.num_devices, plan.mesh.cluster)}"
     meshes = [stage.mesh for stage in plan.stages]
     said = {_sentence(verdict, mesh) for verdict, mesh in zip(plan.stage_verdicts, meshes, strict=True)}

@@ -76,3 +76,20 @@ def label_words(label: str) -> str:
             part = wrapped[1]
         parts += [part] if part not in _UNSAID else []
     return "/".join(parts)
+
+
+def recomputed_words(policy: str) -> str:
+    """What a policy of recomputation computes again; empty where it is nothing, or as it was written.
+
+    >>> recomputed_words("full:1/2")
+    '1/2 of the layers recomputed'
+    """
+    kind, _, share = policy.partition(":")
+    said = {
+        "selective": "attention and elementwise work recomputed",
+        "alternate": "every second product recomputed",
+        "full": "layers recomputed",
+    }.get(kind, "")
+    if share:
+        return f"{share} of the layers recomputed" if kind == "full" else f"{said} in {share} of the layers"
+    return said

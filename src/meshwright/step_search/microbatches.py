@@ -77,7 +77,7 @@ def decided(
 
 def is_free(method: Method) -> bool:
     """Whether a method fixes no sharding and no mesh, so that those of others may be tried beside its own."""
-    return isinstance(method, Auto) and replace(method, pipeline=AUTO, recompute=AUTO).may_be_staged
+    return isinstance(method, Auto) and replace(method, pipeline=AUTO, recompute=AUTO, microbatches=AUTO).may_be_staged
 
 
 def is_short_of_memory(plan: PlanData) -> bool:

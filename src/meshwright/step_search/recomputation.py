@@ -5,19 +5,25 @@ Policies are tried from the least work to the least memory, and only as far as a
 plan as simulated is kept, and of those nearly as quick the simplest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
 from meshwright.graph.phases import BACKWARD, PHASES
 from meshwright.hardware import Mesh
+from meshwright.parallelism.words import recomputed_words
 from meshwright.planner.methods import AUTO, Auto, Method, Zero
 from meshwright.planner.planner import Progress
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.planned_parts import recomputing
-from meshwright.runtime.recomputation.policies import AS_WRITTEN, FULL, NONE, SELECTIVE
+from meshwright.runtime.recomputation.policies import ALTERNATE, AS_WRITTEN, FULL, NONE, SELECTIVE
 from meshwright.step_search import microbatches
 from meshwright.step_search.ranking import simplest, with_step
+from meshwright.units import format_bytes
+
+#: Policies with a little less work than others, and a little more memory.
+_BETWEEN = {SELECTIVE: (f"{SELECTIVE}:1/2",), FULL: (ALTERNATE, f"{FULL}:1/2")}
 
 
 def decided(
@@ -49,32 +55,90 @@ def decided(
     if method.recompute != AUTO:
         return planned(method.recompute)
     words: Sequence[str] = _words(traced, method)
+    if len(words) == 1 or not _may_be_short(traced, meshes[0]):
+        return _best(words, planned, say)
+    remark = ""
     cluster = meshes[0].cluster
-    if len(words) > 1 and microbatches.is_free(method) and cluster is not None and cluster.num_devices > 1:
-        words = _ranked(words, method, planned, say)
-    return _best(words, planned, say)
+    if microbatches.is_free(method) and cluster is not None and cluster.num_devices > 1:
+        words, remark = _ranked(words, not traced.graph.loops, method, planned, say)
+    plan = _best(words, planned, say)
+    return replace(plan, remarks=(remark, *plan.remarks)) if remark and plan.recompute == words[0] else plan
 
 
-def _ranked(words: Sequence[str], method: Method, planned: Callable[..., PlanData], say: Progress) -> Sequence[str]:
+def _may_be_short(traced: Traced, mesh: Mesh) -> bool:
+    """Whether memory may be short: not where all devices together could hold every value that is ever computed."""
+    limit = mesh.memory_bytes
+    return limit is not None and traced.graph.num_bytes.sum() > limit * mesh.num_devices
+
+
+def _ranked(
+    words: Sequence[str], has_layers: bool, method: Method, planned: Callable[..., PlanData], say: Progress
+) -> tuple[Sequence[str], str]:
     """The policies to plan with a free search, which takes far longer than fully sharded data parallelism does.
 
     Where that is not short of memory without recomputation, nothing else need be searched; else only the policy with
-    which it is quickest.
+    which it is quickest, and a remark says what it saves and costs.
+
+    Args:
+        words: The policies, from the least work to the least memory.
+        has_layers: Whether the layers run one after the other, so that a part of them may be computed again.
+        method: The method.
+        planned: Makes a plan with a policy, by a method.
+        say: Called with each stage.
     """
     fsdp = Zero(3, memory_fraction=method.memory_fraction, seconds=method.seconds, microbatches=method.microbatches)
+    plans: dict[str, PlanData] = {}
     times: dict[str, float] = {}
-    for word in words:
+
+    def is_short(word: str) -> bool:
         say(f"fully sharded data parallelism, recomputation {word}")
         try:
-            plan = planned(word, fsdp)
+            plans[word] = planned(word, fsdp)
         except DoesNotFit:
-            continue
-        except ShardingError:  # the batch does not divide into as many parts as there are devices
-            return words
-        times[word] = with_step(plan).step_s
-        if not microbatches.is_short_of_memory(plan):
-            break
-    return sorted(times, key=lambda word: times[word])[:1] or words
+            return True
+        times[word] = with_step(plans[word]).step_s
+        return microbatches.is_short_of_memory(plans[word])
+
+    try:
+        for word in words:
+            if not is_short(word):
+                break
+        best = min(times, key=lambda word: times[word], default=words[0])
+        for word in _BETWEEN.get(best, ()):  # a little less work than the best, where it fits
+            if has_layers or ":" not in word:
+                is_short(word)
+    except ShardingError:  # the batch does not divide into as many parts as there are devices
+        return words, ""
+    if not times:
+        return words, ""
+    best = min(times, key=lambda word: times[word])
+    return [best], "" if best == words[0] else _saving(best, plans[best], times[best], plans, times, words[0])
+
+
+def _saving(
+    word: str,
+    plan: PlanData,
+    seconds: float,
+    plans: Mapping[str, PlanData],
+    times: Mapping[str, float],
+    least: str,
+) -> str:
+    """What recomputation saves and costs, as fully sharded data parallelism has it."""
+    what = recomputed_words(word) or "its own checkpoints"
+    if least not in plans:
+        return f"Without recomputation ({what}) no plan of fully sharded data parallelism fits."
+    other = plans[least]
+    saved = _activations(other) / plan.microbatches - _activations(plan) / plan.microbatches
+    count = f"{other.microbatches} microbatch{'es' if other.microbatches > 1 else ''} instead of {plan.microbatches}"
+    return (
+        f"With {what} a step takes about {format_bytes(max(saved, 0))} less on each device; without it {count}, "
+        f"{times[least] / seconds - 1:+.1%}, as fully sharded data parallelism simulates it."
+    )
+
+
+def _activations(plan: PlanData) -> float:
+    """About the bytes that a device would keep for the backward pass of the whole batch."""
+    return (plan.memory.peak_bytes - sum(plan.memory.argument_bytes.values())) * plan.microbatches
 
 
 def _best(words: Sequence[str], planned: Callable[..., PlanData], say: Progress) -> PlanData:

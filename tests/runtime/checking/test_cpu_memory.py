@@ -121,7 +121,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("method", [mw.Zero(stage=3), mw.TensorParallel()], ids=str)
+@pytest.mark.parametrize(
+    "method", [mw.Zero(stage=3, recompute="as written"), mw.TensorParallel(recompute="as written")], ids=str
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_so_it_is_in_programs_of_mixed_precision(name, method):
     loss, *args = PROGRAMS[name]

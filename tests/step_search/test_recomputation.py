@@ -1,0 +1,107 @@
+"""Recomputation as a decision: as little as memory allows, none where it suffices, and the numbers of one device."""
+
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.errors import ShardingError
+from meshwright.hardware import Cluster
+from meshwright.parallelism.sentence import plain_sentence
+from tests.draws import normal
+
+BATCH, WIDTH, LAYERS = 512, 16, 4
+
+
+def layer(x, weights):
+    hidden = jnp.tanh(x @ weights["up"])
+    for _ in range(3):  # values that each device keeps for its backward pass
+        hidden = jnp.tanh(hidden) * jnp.log1p(hidden**2)
+    return x + hidden @ weights["down"]
+
+
+def step(state, batch, one=layer):
+    def loss(params):
+        x = batch @ params["inlet"]
+        for weights in params["layers"]:
+            x = one(x, weights)
+        return jnp.mean(jnp.square(x))
+
+    value, gradients = jax.value_and_grad(loss)(state)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, state, gradients), value
+
+
+def checkpointed(state, batch):
+    return step(state, batch, jax.checkpoint(layer))
+
+
+@cache
+def arguments():
+    layers = [{"up": normal(WIDTH, 64, seed=n), "down": normal(64, WIDTH, seed=9 + n)} for n in range(LAYERS)]
+    return {"inlet": normal(WIDTH, WIDTH, seed=5), "layers": layers}, normal(BATCH, WIDTH, seed=99)
+
+
+@cache
+def whole(word):
+    method = mw.Auto(microbatches=1, recompute=word, memory_fraction=1.0)
+    return mw.plan(step, *arguments(), cluster="1x8 cpu", method=method)
+
+
+def small_cluster() -> Cluster:
+    """A cluster with room for recomputed layers, and not for all that they keep otherwise."""
+    least, most = (whole(word).memory.peak_bytes for word in ("full", "none"))
+    machine = mw.cluster("1x8 cpu")
+    return replace(machine, chip=replace(machine.chip, memory_bytes=(2 * least + most) // 3))
+
+
+@cache
+def tight():
+    method = mw.Auto(memory_fraction=1.0, microbatches=1)
+    return mw.plan(step, *arguments(), cluster=small_cluster(), method=method)
+
+
+def test_more_recomputation_takes_less_memory_and_more_time():
+    plans = [whole(word) for word in ("none", "full")]
+    assert plans[1].memory.peak_bytes < 0.9 * plans[0].memory.peak_bytes
+    assert plans[1].cost.compute > plans[0].cost.compute
+
+
+def test_nothing_is_recomputed_where_memory_suffices():
+    plan = mw.plan(checkpointed, *arguments(), cluster="1x8 h100")
+    assert plan.recompute == "none" and "recomputed" not in plain_sentence(plan)
+    assert not any(op.load.recomputed for op in plan.ops if op.load is not None)
+    written = mw.plan(checkpointed, *arguments(), cluster="1x8 h100", method=mw.Auto(recompute="as written"))
+    assert any(op.load.recomputed for op in written.ops if op.load is not None)
+
+
+def test_what_does_not_fit_is_recomputed_and_said():
+    plan = tight()
+    assert plan.microbatches == 1 and plan.memory.peak_bytes <= plan.memory.limit_bytes
+    assert plan.recompute not in ("as written", "none") and plain_sentence(plan).endswith("recomputed")
+    assert any("ecomput" in remark for remark in plan.remarks)
+
+
+@pytest.mark.devices
+def test_it_runs_with_the_numbers_of_one_device_and_is_saved(tmp_path):
+    expected = jax.jit(step)(*arguments())
+    tight().save(tmp_path / "plan.json")
+    plan = mw.Plan.load(tmp_path / "plan.json")
+    assert plan.recompute == tight().recompute
+    found = mw.parallelize(step, method=plan, donate_argnums=())(*arguments())
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", [mw.Zero, mw.DataParallel, mw.Auto])
+def test_a_policy_that_is_none_is_refused(method):
+    with pytest.raises(ShardingError, match="did you mean 'full'"):
+        method(recompute="ful")
+
+
+def test_stages_choose_their_own():
+    with pytest.raises(ShardingError, match="chooses what each stage recomputes"):
+        mw.Auto(pipeline=True, recompute="full")
