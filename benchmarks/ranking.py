@@ -1,7 +1,7 @@
-"""Is any named method, recipe of stages or restricted search quicker than `Auto`, as simulated? The zoo on eight clusters.
+"""Is any named method, recipe of stages or restricted search quicker than `Auto`, as simulated?
 
-Every method plans alone, by `mw.plan`, as a user would ask for it. A step within 1% counts as equal: of such plans the
-simplest is taken.
+Models of the zoo on eight clusters. Every method plans alone, by `mw.plan`, as a user would ask. A step within 1%
+counts as equal: of such plans the simplest is taken.
 
     python benchmarks/ranking.py [WORD …]    # only the cases with these words
 """

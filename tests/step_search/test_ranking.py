@@ -21,7 +21,7 @@ class Told:
 
     @property
     def arguments(self):
-        return [Tensor(f"w{n}", (8,), "float32", ((f"x{n}",),), "parameters") for n in range(self.splits)]
+        return [Tensor("abcdefgh"[n], (8,), "float32", ((f"x{n}",),), "parameters") for n in range(self.splits)]
 
 
 CASES = [
@@ -36,6 +36,15 @@ CASES = [
 @pytest.mark.parametrize(("plans", "chosen"), CASES)
 def test_a_simpler_plan_is_taken_where_it_is_nearly_as_quick(plans, chosen):
     assert ranking.simplest(plans).step_s == plans[chosen].step_s
+
+
+def test_layers_of_one_kind_that_are_split_apart_make_a_plan_harder_to_understand():
+    class Alternating(Told):
+        @property
+        def arguments(self):
+            return [Tensor(f"layers/{n}/w", (8,), "float32", ((f"x{n % 2}",),), "parameters") for n in range(4)]
+
+    assert ranking.complexity(Alternating(1.0)) == (3, 0, 1, 1) and ranking.complexity(Told(1.0, splits=2))[0] > 1
 
 
 def test_what_the_last_percent_would_have_cost_is_said():

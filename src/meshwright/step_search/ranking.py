@@ -1,5 +1,6 @@
 """Which of several plans of a step to take: the quickest as simulated, or a simpler one that is nearly as quick."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.simulator.simulate import simulate
 from meshwright.simulator.simulated_step import SimulatedStep
 
+_NUMBER = re.compile(r"\d+")
 NEARLY = 0.01  # part of the step's time that a simpler plan may take longer
 
 
@@ -24,10 +26,13 @@ def with_step(plan: PlanData, simulated: SimulatedStep | None = None) -> PlanDat
 
 
 def complexity(plan: PlanData) -> tuple[int, int, int, int]:
-    """What makes a plan harder to understand: distinct splits, stages, their chunks, microbatches."""
-    splits = {(tensor.role, tensor.spec) for tensor in plan.arguments if tensor.role in ("parameters", "optimizer")}
+    """What makes a plan harder to understand: distinct splits, most of all of like layers, stages, chunks, parts."""
+    state = [tensor for tensor in plan.arguments if tensor.role in ("parameters", "optimizer")]
+    splits = {(tensor.role, tensor.spec) for tensor in state}
+    of_kinds = {(_NUMBER.sub("*", tensor.path), tensor.spec) for tensor in state}
+    irregular = len(of_kinds) - len({path for path, _ in of_kinds})  # where layers of one kind are not split alike
     chunks = plan.pipeline.interleave if plan.pipeline is not None else 1
-    return len(splits), len(plan.stages), chunks, plan.microbatches
+    return len(splits) + irregular, len(plan.stages), chunks, plan.microbatches
 
 
 def simplest(plans: Sequence[PlanData]) -> PlanData:

@@ -17,6 +17,9 @@ from meshwright.planner.solving.fit_memory import View, ViewState, solve_free
 from meshwright.plans.plan import PROVEN_GAP
 from meshwright.solver.problem.gap import relative_gap
 
+#: Part of a step's costs that layers which are split apart must save: split alike they are easier to understand.
+_WORTH = 0.005
+
 
 def proven(state: ViewState, limit: float | None, budget: Budget) -> tuple[ViewState, float]:
     """The view, or the same with nothing tied where that has a better choice; and what no plan costs less than.
@@ -33,7 +36,7 @@ def proven(state: ViewState, limit: float | None, budget: Budget) -> tuple[ViewS
     if apart is None:
         return state, bound
     bound = max(bound, certified(apart, limit, budget.deadline))
-    is_regular = relative_gap(state.cost, bound) <= PROVEN_GAP or state.cost <= apart.cost
+    is_regular = relative_gap(state.cost, bound) <= PROVEN_GAP or state.cost <= (1 + _WORTH) * apart.cost
     return (state if is_regular else apart), bound
 
 
