@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -101,6 +102,15 @@ def test_plans_over_eight_devices_generate_the_same(name, method):
         assert "96 blocks of 4 tokens" in str(model.plan)
 
 
+def test_experts_that_are_dealt_over_devices_generate_the_same():
+    experts = mw.Manual({f"params/layers/*/{name}": jax.P("x") for name in ("gate", "up", "down")})
+    with mw.get_model(REFERENCES / "mixtral", cluster="1x4 cpu", method=experts, **SIZES) as model:
+        whole = texts("mixtral")
+        out = model.generate([text[:-64] for text in whole], max_new_tokens=64, eos_token_id=())
+        assert [row[: len(text)].tolist() for row, text in zip(out, whole, strict=True)] == whole
+        assert "Expert parallel over 4 CPU devices" in str(model.plan)
+
+
 @pytest.mark.parametrize(
     "options, error, message",
     [
@@ -109,6 +119,7 @@ def test_plans_over_eight_devices_generate_the_same(name, method):
         ({"max_len": 97}, mw.ServingError, "positions for 96 tokens"),
         ({"slo": mw.Slo(tpot_s=1e-9)}, mw.ServingError, "longer than slo promises"),
         ({"wrong": 1}, mw.CheckpointError, "no option 'wrong'"),
+        ({"cluster": "1x16 cpu"}, mw.ClusterError, "for 16 devices and there are 8"),
     ],
 )
 def test_models_that_cannot_be_served_are_refused_before_anything_is_compiled(options, error, message):
