@@ -10,6 +10,7 @@ clients sixteen at a time (the first then comes after sixteen steps), one slot f
 experts read in every step. What cannot be expressed is listed above the table, not fitted.
 
     python benchmarks/serving_simulated.py [--rows told|aside|all] [--every N] [--jobs 2] [--worst 10]
+    python benchmarks/serving_simulated.py --published    # rows of serving_published.csv, priced in a steady state
 """
 
 import argparse
@@ -27,6 +28,7 @@ import numpy as np
 from report import table
 
 import meshwright as mw
+from meshwright.serving.planning.candidates import assess
 from meshwright.serving.planning.decoder_work import decoder_work
 from meshwright.serving.planning.engine_constants import find_engine
 from meshwright.serving.planning.prices import StepPrices
@@ -35,6 +37,7 @@ from meshwright.serving.planning.traffic import Arrival
 from meshwright.serving.scheduling import Limits
 from meshwright.serving.simulation.replica import Replica
 from meshwright.serving.simulation.simulate import Simulation
+from meshwright.zoo.catalogue import names
 
 #: Requests that each client sends in turn; the sources send ten, of which the first finds an empty engine.
 _TURNS, _SENT = 4, 10
@@ -127,7 +130,10 @@ def simulated(row: dict[str, str]) -> tuple[float, float]:
     draw = np.random.default_rng(0)
     shortest = 1 - _SPREAD
     requests = [
-        Arrival(0.0, *(int(draw.integers(int(most * shortest), most + 1)) for most in (into, out)))
+        Arrival(
+            0.0,
+            *(int(draw.integers(int(most * shortest), most + 1)) for most in (into, out)),
+        )
         for _ in range(max(_TURNS * clients, 16))
     ]
     outcome = Simulation([Replica(prices, limits)], mw.Slo()).serve(requests, clients=clients)
@@ -146,6 +152,81 @@ def errors(row: dict[str, str]) -> tuple[float, float]:
     )
 
 
+#: Engines of published rows by how their names begin; the others have no constants and are left out.
+PUBLISHED_ENGINES = {
+    "TensorRT-LLM": "tensorrt-llm",
+    "trtllm": "tensorrt-llm",
+    "vllm": "vllm",
+}
+PUBLISHED_ENGINES |= dict.fromkeys(("sglang-jax", "pure JAX", "torch.compile"), "meshwright")
+
+
+def published(row: dict[str, str]) -> tuple[float, float] | None:
+    """A published figure and the same by prices: tokens a second of offline rows, else milliseconds for each token.
+
+    Both are of a steady state: as many sequences as the row says, or as fit, and in every step the prompts of as many
+    new ones as end. None for rows of data sets, of phases apart, and of engines without constants.
+    """
+    engine = next(
+        (kind for start, kind in PUBLISHED_ENGINES.items() if row["engine"].startswith(start)),
+        None,
+    )
+    if engine is None or not (row["isl"].isdigit() and row["osl"].isdigit()) or int(row["osl"]) < 2:
+        return None
+    narrow = {"fp8": "float8", "int8": "int8", "mxfp4": "float4"}
+    weights = next(
+        (name for start, name in narrow.items() if row["precision"].startswith(start)),
+        "bfloat16",
+    )
+    storage = Storage(weights, weights if weights in ("float8", "int8") else "bfloat16")
+    split = Degrees(int(row["tp"] or 1))
+    machines = mw.cluster(f"{max(1, split.num_devices // 8)}x8 {row['hardware'].split('(')[0].strip()}")
+    prices = StepPrices(decoder_work(row["model"]), machines, split, storage, find_engine(engine))
+    into, out = int(row["isl"]), int(row["osl"])
+    if row["batch_or_concurrency"] == "max":
+        load = mw.Traffic(rate=1, tokens_in=into, tokens_out=out)
+        most = assess(prices, load, mw.Slo(), "both", into + out)
+        return (float(row["output_tok_s_total"]), most.rate * out) if most is not None else None
+    if not row["tpot_ms"]:
+        return None
+    batch, begins = (
+        int(row["batch_or_concurrency"]),
+        0.0 if row["mode"].startswith("static") else 1 / out,
+    )
+    pairs = batch * begins * into * into / 2
+    tokens, context = batch * (1 + begins * into), batch * (into + out / 2)
+    return float(row["tpot_ms"]), prices.step_s(tokens, batch * (1 + begins), context, pairs) * 1e3
+
+
+def print_published(path: Path) -> None:
+    """Prints all published rows that prices have a figure for."""
+    lines = []
+    for row in csv.DictReader(path.open()):
+        if row["model"] not in names():
+            continue
+        pair = published(row)
+        if pair is not None:
+            what = "tokens/s" if row["batch_or_concurrency"] == "max" else "ms per token"
+            name = f"{row['id']}: {row['model']} {row['precision'].split('(')[0]}, {row['tp']} × {row['hardware']}"
+            about = f"{row['engine']}, {row['isl']} in, {row['osl']} out, {row['batch_or_concurrency']} at once"
+            lines.append(
+                [
+                    name,
+                    about,
+                    f"{pair[0]:,.4g} {what}",
+                    f"{pair[1]:,.4g}",
+                    f"{pair[1] / pair[0] - 1:+.0%}",
+                ]
+            )
+    header = ("row", "engine and load", "published", "priced", "error")
+    table(
+        "Serving published",
+        "Published figures of engines, and the same by prices in a steady state",
+        header,
+        lines,
+    )
+
+
 def main() -> None:
     """Simulates the rows and prints the errors by source."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,8 +234,17 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only every so manyth row")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--worst", type=int, default=0, help="print so many of the worst rows")
+    parser.add_argument(
+        "--published",
+        action="store_true",
+        help="price the rows of serving_published.csv instead",
+    )
     asked = parser.parse_args()
-    path = Path(os.environ.get("MESHWRIGHT_DATA", "data")) / "serving_measured.csv"
+    folder = Path(os.environ.get("MESHWRIGHT_DATA", "data"))
+    if asked.published:
+        print_published(folder / "serving_published.csv")
+        return
+    path = folder / "serving_measured.csv"
     unlike = {tuple(v for k, v in row.items() if k != "id"): row for row in csv.DictReader(path.open())}
     rows = [row for row in unlike.values() if asked.rows == "all" or told(row) == (asked.rows == "told")]
     rows = rows[:: asked.every]
@@ -185,7 +275,11 @@ def _line(name: str, pairs: Sequence[tuple[float, float]]) -> list[str]:
     for column in (1, 0):
         values = [pair[column] for pair in pairs]
         sizes = [abs(value) for value in values]
-        cells += [f"{statistics.mean(sizes):.1%}", f"{statistics.median(sizes):.1%}", f"{statistics.mean(values):+.1%}"]
+        cells += [
+            f"{statistics.mean(sizes):.1%}",
+            f"{statistics.median(sizes):.1%}",
+            f"{statistics.mean(values):+.1%}",
+        ]
     return [name, str(len(pairs)), *cells]
 
 

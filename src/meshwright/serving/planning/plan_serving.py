@@ -26,7 +26,7 @@ from meshwright.serving.planning.traffic import Traffic
 from meshwright.units import format_bytes
 
 OBJECTIVES = ("goodput", "cost")
-#: Arrangements of each kind, together and apart, that are simulated.
+#: Arrangements of each kind, together and apart, that are simulated for their bounds.
 _SIMULATED = 2
 #: Requests of a simulation: so many for each running sequence, within bounds, so that the promise's percentile is seen.
 _FOR_EACH, _FEWEST, _MOST = 2, 200, 600
@@ -130,10 +130,17 @@ def _arrangements(
     if apart is not True:
         found += [_arranged([(kind, devices // kind.num_devices)], longest) for kind in quick["both"]]
     if apart is not False:
-        fronts = sorted(quick["prefill"], key=lambda k: -k.rate_per_device)[: 2 * _SIMULATED]
-        backs = sorted(kinds["decode"], key=lambda k: -k.rate_per_device)[: 2 * _SIMULATED]
+        fronts, backs = _best_of_each_size(quick["prefill"]), _best_of_each_size(kinds["decode"])
         found += [_parted(front, back, devices, longest) for front, back in product(fronts, backs)]
     return [one for one in found if one is not None]
+
+
+def _best_of_each_size(kinds: Sequence[Candidate]) -> list[Candidate]:
+    """The replicas that carry the most per device, a few of each number of devices."""
+    best: dict[int, list[Candidate]] = {}
+    for kind in sorted(kinds, key=lambda kind: -kind.rate_per_device):
+        best.setdefault(kind.num_devices, []).append(kind)
+    return [kind for alike in best.values() for kind in alike[:_SIMULATED]]
 
 
 def _arranged(counts: Sequence[tuple[Candidate, int]], longest: int) -> Arrangement | None:
@@ -155,13 +162,20 @@ def _parted(front: Candidate, back: Candidate, devices: int, longest: int) -> Ar
 
 
 def _finalists(tried: Sequence[Arrangement], objective: str, rate: float) -> list[Arrangement]:
-    """The few that are worth a simulation: the best by their bounds, together and apart."""
+    """The few that are worth a simulation, together and apart: the best by bound, and of other tensor degrees."""
     found: list[Arrangement] = []
     for apart in (False, True):
         alike = [one if objective == "goodput" else _fewest(one, rate) for one in tried if one.apart == apart]
         alike.sort(key=lambda one: _rank(replace(one, goodput=one.bound), objective, rate))
-        found += alike[:_SIMULATED]
+        best_of_degree = list({_tensors(one): one for one in reversed(alike)}.values())[::-1]
+        best = alike[:_SIMULATED]
+        found += best + [one for one in best_of_degree if one not in best][: _SIMULATED - 1]
     return found
+
+
+def _tensors(one: Arrangement) -> tuple[int, ...]:
+    """The tensor degrees of an arrangement: what is alike in these meets with much the same latencies."""
+    return tuple(group.kind.prices.split.tensor for group in one.groups)
 
 
 def _fewest(one: Arrangement, rate: float) -> Arrangement:

@@ -203,7 +203,7 @@ class ServingPlan(Printed):
         elif gain is not None:
             said.append(f"Prompts and answers are computed together: apart they would carry {gain:.2f}× as much.")
         elif not self.chosen.apart:
-            said.append("Prompts and answers are computed together: there is no room for both apart.")
+            said.append("Prompts and answers are computed together: apart, nothing that was tried keeps the promise.")
         share = self.goodput / self.bound if self.bound else 0.0
         said.append(f"No arrangement carries more than {self.bound:.3g} requests/s; this one {share:.0%} of that.")
         if not self.enough:
