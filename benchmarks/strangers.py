@@ -2,6 +2,8 @@
 
     python benchmarks/strangers.py device   # on one H200: planned, compiled, rehearsed, measured; kernels of the told
     python benchmarks/strangers.py table    # the table of what was measured, planned anew, anywhere
+    python benchmarks/strangers.py trust    # the spreads of prices by kind of work, for `plans/trust.toml`
+    python benchmarks/strangers.py local    # are they ranked right on the local machine, tiny, on one CPU device?
     python benchmarks/strangers.py tiny     # all of them, tiny, on 8 virtual CPU devices by `mw.parallelize`
 
 `--out` is the folder of measurements, `--only` some names, `--jobs` how many processes compile, before anything is
@@ -25,7 +27,7 @@ from threading import BrokenBarrierError
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-MODES = ("device", "table", "tiny")
+MODES = ("device", "table", "trust", "local", "tiny")
 RESULTS = Path(__file__).parent / "results" / "strangers"
 RUN_S, RUNS = 0.4, 3
 TIMING = 0.4  # the part of the time that is kept for timing
@@ -42,7 +44,14 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="the tiny sizes, to try this file where there is no GPU")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    {"device": device, "table": print_table, "tiny": tiny}[options.mode](options)
+    {"device": device, "table": print_table, "trust": trust, "local": local, "tiny": tiny}[options.mode](options)
+
+
+def as_written() -> Any:
+    """The method: what a user's `jax.jit` runs is the program as it is written, whatever a plan would recompute."""
+    import meshwright as mw
+
+    return mw.Auto(recompute="as written")
 
 
 def device(options: argparse.Namespace) -> None:
@@ -123,7 +132,7 @@ class _Compiled:
         self.stranger = corpus()[name]
         self.program, started = (self.stranger.tiny if small else self.stranger.full)(), time.perf_counter()
         state, batch = self.program.args
-        plan = mw.plan(self.program.step, state, batch, cluster="1x1 h200")
+        plan = mw.plan(self.program.step, state, batch, cluster="1x1 h200", method=as_written())
         planned = time.perf_counter()
         self.step = self.program.step.lower(state, batch).compile()
         ended = time.perf_counter()
@@ -188,8 +197,8 @@ def print_table(options: argparse.Namespace) -> None:
         if "measured_s" not in row or (options.only and name not in options.only):
             continue
         program = stranger.full()
-        plan = mw.plan(program.step, *program.args, cluster="1x1 h200")
-        time_error = plan.step_s / row["measured_s"] - 1
+        plan = mw.plan(program.step, *program.args, cluster="1x1 h200", method=as_written())
+        time_error = plan.step_s / true_s(row) - 1
         memory_error = plan.memory.peak_bytes / row["compiled_bytes"] - 1
         rehearsed = row["rehearsed_s"] / row["measured_s"] - 1 if "rehearsed_s" in row else float("nan")
         errors[stranger.is_told].append((time_error, memory_error, rehearsed))
@@ -197,8 +206,9 @@ def print_table(options: argparse.Namespace) -> None:
             (
                 name,
                 "told" if stranger.is_told else "set aside",
-                f"{1e3 * row['measured_s']:.2f} ms",
+                f"{1e3 * true_s(row):.2f} ms",
                 f"{1e3 * plan.step_s:.2f} ms ({time_error:+.0%})",
+                f"{plan.trust.interval}{'' if plan.trust.low_s <= true_s(row) <= plan.trust.high_s else ' (outside)'}",
                 f"{rehearsed:+.1%}",
                 f"{row['compiled_bytes'] / 2**30:.2f} GiB",
                 f"{plan.memory.peak_bytes / 2**30:.2f} GiB ({memory_error:+.0%})",
@@ -207,7 +217,7 @@ def print_table(options: argparse.Namespace) -> None:
         print(shown[-1], flush=True)
     for told, some in errors.items():
         if some:
-            sides = list(zip(*some, strict=True))
+            sides = [[error for error in side if error == error] or [0.0] for side in zip(*some, strict=True)]
             cells = [f"{mean(map(abs, side)):.1%}, {max(side, key=abs):+.0%}" for side in sides]
             low = f"too low {min(0.0, *sides[1]):+.0%}"
             shown.append(
@@ -216,13 +226,94 @@ def print_table(options: argparse.Namespace) -> None:
                     "told" if told else "set aside",
                     "",
                     cells[0],
+                    "",
                     cells[2],
                     low,
                     cells[1],
                 )
             )
-    header = ("program", "", "measured", "planned", "rehearsed", "compiled", "planned memory")
+    header = ("program", "", "measured", "planned", "interval", "rehearsed", "compiled", "planned memory")
     table("Strangers", (__doc__ or "").split("\n")[0], header, shown)
+
+
+def true_s(row: dict[str, Any]) -> float:
+    """The step as it was measured: the quicker of the program and of its rehearsal, which is the same program."""
+    return float(min(row["measured_s"], row.get("rehearsed_s", row["measured_s"])))
+
+
+def trust(options: argparse.Namespace) -> None:
+    """The spreads under which what was measured of the told programs is most likely, near those that ship."""
+    import numpy as np
+    from strangers import corpus
+
+    import meshwright as mw
+    from meshwright.plans.trust import spreads_of_kinds
+
+    rows = {name: row for name, row in _rows(options.out).items() if "measured_s" in row}
+    known = spreads_of_kinds()
+    kinds, parts, errors, told = list(known)[:-1], [], [], []
+    for name in rows:
+        program = corpus()[name].full()
+        plan = mw.plan(program.step, *program.args, cluster="1x1 h200", method=as_written())
+        parts.append([plan.trust.shares.get(kind, 0.0) for kind in kinds])
+        errors.append(np.log(true_s(rows[name]) / plan.step_s))
+        told.append(corpus()[name].is_told)
+        print(f"{name:28} {errors[-1]:+.2f} {plan.trust.interval}", flush=True)
+    share, error, mine = np.array(parts) ** 2, np.array(errors), np.array(told)
+    start, random = np.log(list(known.values())), np.random.default_rng(0)
+    best = start
+
+    def variance(spreads: Any) -> Any:
+        return share @ np.exp(2 * spreads[:-1]) + np.exp(2 * spreads[-1])
+
+    def unlikely(spreads: Any) -> float:
+        of_rows = variance(spreads)[mine]
+        return float((np.log(of_rows) + error[mine] ** 2 / of_rows).sum() + ((spreads - start) ** 2 / 0.5).sum())
+
+    for _ in range(20_000):
+        moved = best + 0.1 * random.standard_normal(len(best))
+        best = moved if unlikely(moved) < unlikely(best) else best
+    for kind, spread in zip(known, np.exp(best), strict=True):
+        print(f'"{kind}" = {spread:.2f}')
+    inside = np.abs(error) <= 1.645 * np.sqrt(variance(best))
+    for side, word in ((mine, "told"), (~mine, "set aside")):
+        print(f"inside: {inside[side].mean():.0%} of {side.sum()} {word}")
+
+
+def local(options: argparse.Namespace) -> None:
+    """Planned with figures of the local machine and measured on one CPU device, by rank."""
+    os.environ |= {"JAX_PLATFORMS": "cpu"}
+    import jax
+    import numpy as np
+    from report import table
+    from strangers import corpus
+
+    import meshwright as mw
+
+    shown, pairs = [], []
+    for name, stranger in corpus().items():
+        if options.only and name not in options.only:
+            continue
+        program = stranger.tiny()
+        state, batch = jax.jit(program.init)(jax.random.key(0)), jax.jit(program.sample)(jax.random.key(1))
+        planned_s = mw.plan(program.step, state, batch, cluster="local").step_s
+        times = []
+        for _ in range(RUNS + 2):
+            started = time.perf_counter()
+            for _ in range(10):
+                state, _ = program.step(state, batch)
+            jax.block_until_ready(state)
+            times.append((time.perf_counter() - started) / 10)
+        pairs.append((planned_s, min(times[1:])))
+        both = [f"{1e3 * seconds:.3f} ms" for seconds in pairs[-1]]
+        shown.append((name, *both, f"{planned_s / pairs[-1][1]:.2f}"))
+        print(*shown[-1], flush=True)
+    ranks = [np.argsort(np.argsort(side)) for side in zip(*pairs, strict=True)]
+    right = [a[0] > b[0] for a in pairs for b in pairs if a[1] > 1.5 * b[1]]
+    shown.append((f"**{len(pairs)} programs**", "rank correlation", f"{np.corrcoef(*ranks)[0, 1]:.2f}", ""))
+    shown.append(("", "pairs of which one takes half as long again, in the right order", f"{np.mean(right):.0%}", ""))
+    header = ("program", "planned", "measured", "planned ÷ measured")
+    table("Strangers local", "Are strangers' steps ranked right on the local machine?", header, shown)
 
 
 def tiny(options: argparse.Namespace) -> None:

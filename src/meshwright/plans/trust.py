@@ -121,6 +121,11 @@ def kind_of(name: str, load: Load) -> str:
 _MANY = 64  # trips from which a loop's kernels are small, and their start is what counts
 
 
+def spreads_of_kinds() -> dict[str, float]:
+    """The spread of each kind of work, and of the rest of every step as the last."""
+    return {**_data()["kinds"], "rest": _data()["rest"]}
+
+
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
     return tomllib.loads(files("meshwright.plans").joinpath("trust.toml").read_text(encoding="utf-8"))
