@@ -72,7 +72,7 @@ class Trust(Printed):
 def trust_of(plan: "PlanData") -> Trust | None:
     """How far a plan's step may be off; None where nothing is known: on an abstract mesh, on CPUs and for stages."""
     chip = plan.mesh.chip
-    if chip is None or plan.mesh.is_cpu or plan.stages or not plan.cost.total:
+    if chip is None or plan.mesh.is_cpu or plan.stages or not plan.step_s:
         return None
     rates = catalogue_rates(chip)
     by_kind: dict[str, float] = defaultdict(float)
@@ -85,9 +85,11 @@ def trust_of(plan: "PlanData") -> Trust | None:
             if kind == UNPRICED:
                 unmeasured[name] += seconds
     total = sum(by_kind.values())
-    part = plan.cost.compute / plan.cost.total / total if total else 0.0
+    step_s, cost = plan.step_s, plan.cost
+    sent_s = cost.waiting if cost.step else cost.communication  # what compute does not hide, where that is known
+    part = (1 - sent_s / step_s) / total if total else 0.0
     shares = {kind: seconds * part for kind, seconds in _largest(by_kind)}
-    shares |= {COMMUNICATION: plan.cost.communication / plan.cost.total} if plan.cost.communication else {}
+    shares |= {COMMUNICATION: sent_s / step_s} if sent_s else {}
     data, width = _data(), 0.0
     if "profile" in plan.provenance:  # its time was measured
         spread = data["measured"]
@@ -96,7 +98,7 @@ def trust_of(plan: "PlanData") -> Trust | None:
         width = 0.0 if generation(chip) == data["generation"] else data["other_chips"]
     bound = exp(1.645 * sqrt(spread**2 + width**2))
     told = {name: seconds * part for name, seconds in _largest(unmeasured)}
-    return Trust(plan.cost.total, plan.cost.total / bound, plan.cost.total * bound, shares, told)
+    return Trust(step_s, step_s / bound, step_s * bound, shares, told)
 
 
 def _largest(parts: dict[str, float]) -> list[tuple[str, float]]:

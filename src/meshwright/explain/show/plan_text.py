@@ -75,17 +75,17 @@ def _headline(plan: "PlanData") -> Table:
 
 
 def step_text(plan: "PlanData") -> str:
-    """The step's time and its parts."""
-    cost = plan.cost
+    """The step's time, the interval in which measured ones are expected, and its parts."""
+    cost, trust = plan.cost, trust_of(plan)
+    interval = "" if trust is None else f", {trust.interval}"
     if cost.step:
         step, waiting, busy, sent = (
             format_seconds(v) for v in (cost.step, cost.waiting, cost.step - cost.waiting, cost.communication)
         )
         what = "waiting for other stages and communication" if len(plan.stages) > 1 else "waiting for communication"
-        return f"{step} = {busy} compute + {waiting} {what}, which alone would take {sent}"
+        return f"{step}{interval} = {busy} compute + {waiting} {what}, which alone would take {sent}"
     total, compute, sent = (cost_text(plan, v) for v in (plan.cost.total, plan.cost.compute, plan.cost.communication))
-    trust = trust_of(plan)
-    return f"{total}{'' if trust is None else f', {trust.interval}'} = {compute} compute + {sent} communication"
+    return f"{total}{interval} = {compute} compute + {sent} communication"
 
 
 def memory_text(plan: "PlanData") -> str:
