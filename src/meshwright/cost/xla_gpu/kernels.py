@@ -99,9 +99,16 @@ def num_experts(op: Signature) -> int:
 
 
 def workspace_bytes(op: Signature) -> float:
-    """Bytes that an operation takes while it runs, beside its operands and results: a ragged product masks its rows for
-    every matrix."""
-    return float(num_experts(op) * op.operands[0].num_bytes) if op.primitive.startswith("ragged_dot") else 0.0
+    """Bytes that an operation takes while it runs, beside its operands and results.
+
+    A ragged product masks its rows for every matrix; a convolution of volumes of float32 brings both sides in another
+    order of dims.
+    """
+    if op.primitive.startswith("ragged_dot"):
+        return float(num_experts(op) * op.operands[0].num_bytes)
+    if op.primitive == "conv_general_dilated" and len(op.operands[0].shape) == 5 and op.operands[0].dtype == "float32":
+        return float(op.operands[0].num_bytes + op.results[0].num_bytes)
+    return 0.0
 
 
 def dense_remarks(graph: "Graph", chip: Chip | None) -> list[str]:
@@ -136,11 +143,14 @@ def arithmetic_left(op: Signature) -> float:
     sizes = [window[d] for d in numbers.rhs_spec[2:]]
     positions = [made[d] for d in numbers.out_spec[2:]]
     is_gradient = _is_gradient(op)
-    if is_gradient and any(stride > 1 for stride in params["window_strides"]):
-        # The gradient of a window with holes: cuDNN has no kernel for it, and XLA convolves with a huge window.
+    zeros = prod(params["lhs_dilation"])
+    if is_gradient and (zeros > 1 or any(stride > 1 for stride in params["window_strides"])):
+        # The gradient of a window with holes, or of a transposed convolution: cuDNN has no kernel for it, and XLA
+        # convolves with a huge window, whose features are the examples of the batch.
         rows = made[numbers.out_spec[0]] * prod(positions)
         tiles = ceil(rows / _TILE) * ceil(made[numbers.out_spec[1]] / _TILE)
-        return min(1.0, _LONE_TILE * tiles / _CORES)
+        examples = image[numbers.lhs_spec[1]]
+        return min(1.0, _LONE_TILE * tiles / _CORES) * min(1.0, examples / 8) / zeros
     rate = 1.0
     if not is_gradient:
         for size, holes, (low, high) in zip(sizes, params["rhs_dilation"], params["padding"], strict=True):
