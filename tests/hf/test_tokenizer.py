@@ -86,5 +86,5 @@ def test_templates_have_what_those_of_published_models_use(folder):
 
 def test_whatever_a_template_fails_with_is_told(folder):
     write(folder, {"<s>": 0}, "{{ 'a' + messages[0].content }}")
-    with pytest.raises(mw.CheckpointError, match="the template of conversations of .* failed: can only concatenate"):
+    with pytest.raises(mw.CheckpointError, match=r"the template of conversations of .* failed: can only concatenate"):
         mw.hf.load(folder).tokenizer.chat([{"role": "user", "content": None}])

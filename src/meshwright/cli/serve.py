@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.console import CommandError
-from meshwright.cli.options import ClusterOption
+from meshwright.cli.options import ClusterOption, MethodOption
+from meshwright.cli.plan_serving import TpotOption, TtftOption
 
 
 def serve_command(
@@ -20,9 +21,9 @@ def serve_command(
         str, typer.Option(envvar="MESHWRIGHT_API_KEY", help="A key that clients must send.", show_default=False)
     ] = "",
     cluster: ClusterOption = "local",
-    method: Annotated[
-        str | None, typer.Option(help="How several devices share the model, such as tensor.  [default: auto]")
-    ] = None,
+    method: MethodOption = "auto",
+    ttft: TtftOption = None,
+    tpot: TpotOption = None,
     dtype: Annotated[str | None, typer.Option(help="What is computed in.  [default: the checkpoint's]")] = None,
     max_len: Annotated[int | None, typer.Option(help="The most tokens of a text with its prompt.")] = None,
     slots: Annotated[int | None, typer.Option(help="The most texts at once.  [default: what memory allows]")] = None,
@@ -44,6 +45,7 @@ def serve_command(
     except ImportError as error:
         raise CommandError(str(error)) from None
     from meshwright.hf.files import folder_of
+    from meshwright.serving.planning.promise import Slo
 
     folder = folder_of(model)
     called = name or folder.resolve().name
@@ -57,7 +59,8 @@ def serve_command(
         "queue": queue,
         "cache": cache,
     }
-    options = {"path": str(folder), "cluster": cluster, "method": method, "sizes": sizes}
+    promise = None if ttft is None and tpot is None else Slo(ttft, tpot)
+    options = {"path": str(folder), "cluster": cluster, "method": method, "slo": promise, "sizes": sizes}
     if dtype is not None:
         options["dtype"] = dtype
     serve(Recipe("meshwright.serving.loading:load_engine", options), read_tokenizer(folder), settings)
