@@ -36,6 +36,7 @@ class Operation(NamedTuple):
         scope: Name scopes around it, outermost first.
         regions: The programs that it runs: the body of a loop or checkpoint, a condition and a body, or branches.
         num_ids: How many ids it takes, its regions included.
+        kept_ids: Those of its carries, slices and results, where it was traced again for fewer results.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Operation(NamedTuple):
     scope: str = ""
     regions: tuple["Program", ...] = ()
     num_ids: int = 1
+    kept_ids: tuple[Sequence[int], Sequence[int], Sequence[int]] | None = None
 
     @property
     def name(self) -> str:
@@ -81,20 +83,26 @@ class Operation(NamedTuple):
         return len(self.outputs) if self.name == WHILE else 0
 
     @property
-    def carry_ids(self) -> range:
+    def carry_ids(self) -> Sequence[int]:
         """The ids of a loop's carries."""
+        if self.kept_ids is not None:
+            return self.kept_ids[0]
         return range(self.id, self.id + self.num_carry)
 
     @property
-    def slice_ids(self) -> range:
+    def slice_ids(self) -> Sequence[int]:
         """The ids of the slices that each trip of a scan reads."""
+        if self.kept_ids is not None:
+            return self.kept_ids[1]
         first = self.id + self.num_carry
         count = len(self.inputs) - self.num_consts - self.num_carry if self.name == SCAN else 0
         return range(first, first + count)
 
     @property
-    def result_ids(self) -> range:
+    def result_ids(self) -> Sequence[int]:
         """The ids of what a scan stacks, or of the results in which branches merge."""
+        if self.kept_ids is not None:
+            return self.kept_ids[2]
         end = self.id + self.num_ids
         return range(end - len(self.outputs) + self.num_carry, end)
 
@@ -270,7 +278,7 @@ class _Reading:
             for number, v in enumerate(equation.outvars, first):
                 types.append(v.aval)
                 numbers[v] = number
-            whole = (self.next_id, equation, inputs, tuple(range(first, len(types))), calls, where, (), 1)
+            whole = (self.next_id, equation, inputs, tuple(range(first, len(types))), calls, where, (), 1, None)
             operation = tuple.__new__(Operation, whole)
             self.next_id += 1
             add(self._with_regions(operation) if name in runs_jaxprs else operation)
@@ -297,7 +305,7 @@ class _Reading:
         bodies = _bodies(operation.equation)
         if not bodies:  # a call in a form that is not known is one operation
             return operation
-        self.next_id = operation.slice_ids.stop
+        self.next_id = operation.id + operation.num_carry + len(operation.slice_ids)
         regions = tuple(self.region(body, operation.scope) for body in bodies)
         if not operation.is_checkpoint:
             self.next_id += len(operation.outputs) - operation.num_carry

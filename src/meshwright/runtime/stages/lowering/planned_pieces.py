@@ -1,5 +1,6 @@
 """Runs the pieces of a pass, each operation split inside a replica as the plan says."""
 
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -8,12 +9,14 @@ from typing import Any, NoReturn
 import jax
 
 from meshwright import jax_compat
+from meshwright.fallback import is_strict
 from meshwright.parallelism.subject.subject import spread_of
 from meshwright.plans.operations import Collective, OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage
 from meshwright.plans.tensor import Spec
-from meshwright.program.program import UNPLANNED, Program
+from meshwright.program.matching import with_ids_of
+from meshwright.program.program import UNPLANNED, Operation, Program
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
@@ -186,16 +189,28 @@ class PlannedPieces:
         given: list[Entry] = [(index, None, "forward"), *(entries[key] for key in read)]
         types = [self.type_of(key, entry) for key, entry in zip(read, given[1:], strict=True)]
         closed = jax.make_jaxpr(run)(jax_compat.abstract(index), *types)
-        program = Program.of(closed, UNPLANNED if piece.unit is None else self.serial[id(piece.unit)])
-        if piece.unit is not None and program.num_ids == piece.unit.num_ids:
+        traced, evaluator.deferred = Program.of(closed, UNPLANNED), ()
+        program = None if piece.unit is None else self._planned(piece.unit, traced, [value for value, _ in piece.outs])
+        if program is not None:
             made = zip(program.outputs, piece.outs, strict=True)
             ends = [(_maker(program, output), key[0]) for output, key in made if key in sums]
             evaluator.deferred = [number for number, value in ends if self._defers(self.ops.get(number), value)]
         else:
-            program = Program.of(closed, UNPLANNED)
-            given, evaluator.deferred = [evaluator.settled(entry) for entry in given], ()
+            program, given = traced, [evaluator.settled(entry) for entry in given]
         outs = evaluator.region(program, given)
         entries.update(zip(piece.outs, outs, strict=True))
+
+    def _planned(self, unit: Operation, traced: Program, values: Sequence[int]) -> Program | None:
+        """What was traced of an operation, with the ids of the plan; None if it is not what was planned."""
+        first_id = self.serial[id(unit)]
+        program = with_ids_of(unit, first_id, traced, values)
+        ops = [] if program is not None else [self.ops.get(n) for n in range(first_id, first_id + unit.num_ids)]
+        if any(op is not None and any(map(any, filter(None, op.results))) for op in ops):
+            said = f"{unit} is not split as the plan says: what runs for a part of the batch is not what was planned"
+            if is_strict():
+                raise AssertionError(said)
+            warnings.warn(f"{said}. Its values are whole on every device.", stacklevel=2)
+        return program
 
 
 def _maker(program: Program, value: int) -> int:

@@ -1,0 +1,78 @@
+"""Which operation is which, where a part of a program was traced again: it gets the ids of what it was traced from."""
+
+from collections.abc import Iterator, Sequence
+
+from meshwright.program.program import UNPLANNED, Operation, Program
+
+_CONVERSION = "convert_element_type"  # JAX leaves out one to the type that its operand has already
+
+
+def with_ids_of(original: Operation, first_id: int, program: Program, values: Sequence[int]) -> Program | None:
+    """A program whose operations have the ids of the operation that it was traced from; None if it runs something else.
+
+    Where a sum is kept in float32 for all microbatches, conversions to float32 are gone from what is traced again, and
+    so are results of a loop or of branches that nothing reads.
+
+    Args:
+        original: The operation.
+        first_id: Its id to the plan.
+        program: What was traced: one operation, or none if it was such a conversion.
+        values: Which of the original's values the program's results are.
+    """
+    shift = first_id - original.id
+    matched = _matched(program, [original], shift)
+    if matched is None or not original.regions or original.is_checkpoint:
+        return matched
+    (operation,) = matched.operations
+    places = dict(zip(program.outputs, map(original.outputs.index, values), strict=True))
+    if operation.num_carry == original.num_carry:  # JAX makes a carry that no trip changes a constant
+        places.update(zip(operation.outputs, range(original.num_carry), strict=False))
+    if not all(output in places for output in operation.outputs):
+        return None
+    ids = [*original.carry_ids, *original.result_ids]
+    kept = [ids[places[output]] + shift for output in operation.outputs]
+    slices = [id_ + shift for id_ in original.slice_ids]
+    count = operation.num_carry
+    matched.operations[:] = [operation._replace(kept_ids=(kept[:count], slices, kept[count:]))]
+    return matched
+
+
+def _matched(program: Program, originals: Sequence[Operation], shift: int) -> Program | None:
+    operations, rest = [], iter(originals)
+    for operation in program.operations:
+        original = _next_like(operation, rest)
+        numbered = None if original is None else _numbered(operation, original, shift)
+        if numbered is None:
+            return None
+        operations.append(numbered)
+    if any(left.name != _CONVERSION for left in rest):
+        return None
+    constants, donated = program.constants, program.donated
+    return Program(program.types, program.inputs, operations, program.outputs, constants, donated)
+
+
+def _next_like(operation: Operation, rest: Iterator[Operation]) -> Operation | None:
+    for original in rest:
+        if _kind(original) == _kind(operation):
+            return original
+        if original.name != _CONVERSION:
+            return None
+    return None
+
+
+def _kind(operation: Operation) -> tuple:
+    """What is the same however many rows of the batch an operation computes, and whatever reads its results."""
+    num_inputs = 0 if operation.regions else len(operation.inputs)  # a constant may be an input, too
+    counts = (num_inputs, len(operation.regions), len(operation.slice_ids))
+    return operation.name, counts, operation.equation.params.get("new_dtype")
+
+
+def _numbered(operation: Operation, original: Operation, shift: int) -> Operation | None:
+    regions = []
+    for region, same in zip(operation.regions, original.regions, strict=True):
+        matched = _matched(region, same.operations, shift)
+        if matched is None:
+            return None
+        regions.append(matched)
+    first_id = original.id if original.id >= UNPLANNED else original.id + shift
+    return operation._replace(id=first_id, regions=tuple(regions), num_ids=original.num_ids)
