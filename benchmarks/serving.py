@@ -288,7 +288,7 @@ def main():
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--chunk", type=int, default=2048)
-    parser.add_argument("--max-len", type=int, default=2048)
+    parser.add_argument("--max-len", type=int, default=2176)
     parser.add_argument("--length", type=int, default=1000, help="of prompts and of answers, for the throughput")
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--requests", type=int, default=10_000, help="of the part `leaks`, which no other run includes")

@@ -36,22 +36,20 @@ class Cache(Protocol):
     def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
         """The types of the arrays of all layers: for each a pair of keys and values."""
 
-    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[PyTree, Array]:
-        """Writes the last token of each running sequence, and attends to all of it.
+    def write_rows(self, layer: PyTree, new: Pair, rows: Running) -> PyTree:
+        """Keeps the keys and values of the last token of each running sequence; returns the layer's arrays.
 
-        Args:
-            layer: The arrays of one layer.
-            q: Queries, (rows, heads, head_dim).
-            new: The tokens' keys and values.
-            rows: Where they are.
-            options: What the layer says of attention.
-
-        Returns:
-            The layer's arrays, and the mixed values like `q`.
+        A step writes all before it reads any: what a kernel reads is copied where a later write has no order to it.
         """
 
-    def prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> tuple[PyTree, Array]:
-        """The same of chunks of prompts, where queries are (sequences, tokens, heads, head_dim)."""
+    def write_prompts(self, layer: PyTree, new: Pair, prompts: Prompts) -> PyTree:
+        """The same of chunks of prompts."""
+
+    def attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
+        """Mixes the values of each running sequence by queries of its last token, (rows, heads, head_dim)."""
+
+    def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
+        """The same of chunks, where queries are (sequences, tokens, heads, head_dim)."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +71,21 @@ class PagedCache:
         one = jax.ShapeDtypeStruct((self.blocks, self.block_size, kv_heads, head_dim), self.dtype)
         return [(one, one) for _ in range(layers)]
 
-    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[PyTree, Array]:
-        layer = self._write(layer, new, rows.tables[:, None], rows.positions[:, None], rows.active[:, None])
-        k, v = (self._read(pages, rows.tables) for pages in layer)
-        return layer, attend_last(q, k, v, rows.positions, options)
+    def write_rows(self, layer: PyTree, new: Pair, rows: Running) -> PyTree:
+        return self._write(layer, new, rows.tables[:, None], rows.positions[:, None], rows.active[:, None])
 
-    def prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> tuple[PyTree, Array]:
-        layer = self._write(layer, new, prompts.tables[:, None], prompts.positions, prompts.active)
+    def write_prompts(self, layer: PyTree, new: Pair, prompts: Prompts) -> PyTree:
+        return self._write(layer, new, prompts.tables[:, None], prompts.positions, prompts.active)
+
+    def attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
+        k, v = (self._read(pages, rows.tables) for pages in layer)
+        return attend_last(q, k, v, rows.positions, options)
+
+    def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
         if prompts.fresh:
-            return layer, attend_start(q, *new, options)
+            return attend_start(q, *new, options)
         k, v = (self._read(pages, prompts.tables) for pages in layer)
-        return layer, attend_chunk(q, k, v, prompts.positions, options)
+        return attend_chunk(q, k, v, prompts.positions, options)
 
     def _write(self, layer: PyTree, new: Pair, tables: Array, positions: Array, active: Array) -> PyTree:
         """Writes tokens at (sequence, token); those that are not active go past the end, where writes are dropped."""
@@ -130,39 +132,37 @@ class SlotCache:
         kinds = [jax.ShapeDtypeStruct((slots, self.length, kv_heads, head_dim), self.dtype) for slots in self.banks]
         return [tuple((kind, kind) for kind in kinds) for _ in range(layers)]
 
-    def rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[PyTree, Array]:
-        count = q.shape[0]
-        banks, mixed = [], []
+    def write_rows(self, layer: PyTree, new: Pair, rows: Running) -> PyTree:
+        banks = []
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
-            if start >= count:
-                banks.append(bank)
-                continue
             here = slice(start, start + slots)
             place = jnp.where(rows.active[here], rows.positions[here], self.length)
-            k, v = (
-                array.at[jnp.arange(slots), place].set(values[here].astype(array.dtype), mode="drop")
-                for array, values in zip(bank, new, strict=True)
-            )
-            banks.append((k, v))
-            mixed.append(attend_last(q[here], k, v, rows.positions[here], options))
-        return tuple(banks), jnp.concatenate(mixed) if len(mixed) > 1 else mixed[0]
+            reached = start < len(rows.slots)
+            banks.append(_written(bank, jnp.arange(slots), place, [one[here] for one in new]) if reached else bank)
+        return tuple(banks)
 
-    def prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> tuple[PyTree, Array]:
+    def write_prompts(self, layer: PyTree, new: Pair, prompts: Prompts) -> PyTree:
         banks = []
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
             inside = (prompts.slots >= start) & (prompts.slots < start + slots)
             row = jnp.where(inside, prompts.slots - start, slots)[:, None]
             place = jnp.where(prompts.active, prompts.positions, self.length)
-            banks.append(
-                tuple(
-                    array.at[row, place].set(values.astype(array.dtype), mode="drop")
-                    for array, values in zip(bank, new, strict=True)
-                )
-            )
+            banks.append(_written(bank, row, place, new))
+        return tuple(banks)
+
+    def attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
+        mixed = []
+        for start, slots, (k, v) in zip(self.starts, self.banks, layer, strict=True):
+            if start < len(q):
+                here = slice(start, start + slots)
+                mixed.append(attend_last(q[here], k, v, rows.positions[here], options))
+        return jnp.concatenate(mixed) if len(mixed) > 1 else mixed[0]
+
+    def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
         if prompts.fresh:
-            return tuple(banks), attend_start(q, *new, options)
-        k, v = (self._read([bank[part] for bank in banks], prompts.slots) for part in (0, 1))
-        return tuple(banks), attend_chunk(q, k, v, prompts.positions, options)
+            return attend_start(q, *new, options)
+        k, v = (self._read([bank[part] for bank in layer], prompts.slots) for part in (0, 1))
+        return attend_chunk(q, k, v, prompts.positions, options)
 
     def _read(self, banks: Sequence[Array], slots: Array) -> Array:
         """The places of some sequences, (sequences, length, kv_heads, head_dim)."""
@@ -171,3 +171,11 @@ class SlotCache:
             beyond = (slots >= start)[:, None, None, None]
             read = jnp.where(beyond, bank.at[slots - start].get(mode="clip"), read)
         return read
+
+
+def _written(bank: Pair, rows: Array, places: Array, new: Sequence[Array]) -> tuple[Array, ...]:
+    """Keys and values with some tokens written; rows or places past the end are dropped."""
+    return tuple(
+        array.at[rows, places].set(values.astype(array.dtype), mode="drop")
+        for array, values in zip(bank, new, strict=True)
+    )

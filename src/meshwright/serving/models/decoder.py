@@ -117,15 +117,19 @@ class _Mix:
         cap: float | None = None,
     ) -> Array:
         options = Scoring(kind, window, q.shape[-1] ** -0.5 if scale is None else scale, sinks, cap)
-        count, layer, mixed = len(self.rows.slots), self.arrays[self._layer], []
-        q, k, v = q[0], k[0], v[0]
+        rows, prompts, layer = self.rows, self.prompts, self.arrays[self._layer]
+        count, shape, mixed = len(rows.slots), prompts.tokens.shape, []
+        of_rows = [one[0, :count] for one in (q, k, v)]
+        of_prompts = [one[0, count:].reshape(*shape, *one.shape[2:]) for one in (q, k, v)]
         if count:
-            layer, part = self.cache.rows(layer, q[:count], (k[:count], v[:count]), self.rows, options)
-            mixed.append(part)
-        if len(self.prompts.slots):
-            shape = self.prompts.tokens.shape
-            queries, keys, values = (one[count:].reshape(*shape, *one.shape[1:]) for one in (q, k, v))
-            layer, part = self.cache.prompts(layer, queries, (keys, values), self.prompts, options)
+            layer = self.cache.write_rows(layer, (of_rows[1], of_rows[2]), rows)
+        if shape[0]:
+            layer = self.cache.write_prompts(layer, (of_prompts[1], of_prompts[2]), prompts)
+        if count:
+            mixed.append(self.cache.attend_rows(layer, of_rows[0], rows, options))
+        if shape[0]:
+            new = of_prompts[1], of_prompts[2]
+            part = self.cache.attend_prompts(layer, of_prompts[0], new, prompts, options)
             mixed.append(part.reshape(-1, *part.shape[2:]))
         self.arrays[self._layer] = layer
         self._layer += 1
