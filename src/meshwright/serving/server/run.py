@@ -47,6 +47,7 @@ async def _serve(recipe: Recipe, tokenizer: Tokenizer, settings: ServerSettings)
         application(Service(settings, tokenizer, worker)),
         host=settings.host,
         port=settings.port,
+        log_config=None,  # logging is the process's own
         log_level="warning",
         access_log=False,
         server_header=False,
