@@ -105,3 +105,14 @@ def test_a_policy_that_is_none_is_refused(method):
 def test_stages_choose_their_own():
     with pytest.raises(ShardingError, match="chooses what each stage recomputes"):
         mw.Auto(pipeline=True, recompute="full")
+
+
+def test_a_part_of_the_layers_of_a_loop_is_refused():
+    def scanned(weights, x):
+        def loss(weights):
+            return jnp.mean(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0])
+
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+    with pytest.raises(ShardingError, match="all trips of a loop are alike; give 'full'"):
+        mw.plan(scanned, normal(3, 8, 8), normal(4, 8), cluster="1x4 h100", method=mw.Zero(recompute="full:1/2"))

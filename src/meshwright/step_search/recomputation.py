@@ -53,6 +53,7 @@ def decided(
         return microbatches.decided(recomputing(traced, word), batch, by, meshes, solve, say)
 
     if method.recompute != AUTO:
+        _check_share(method.recompute, recomputing(traced, method.recompute))
         return planned(method.recompute)
     words: Sequence[str] = _words(traced, method)
     if len(words) == 1 or not _may_be_short(traced, meshes[0]):
@@ -63,6 +64,16 @@ def decided(
         words, remark = _ranked(words, not traced.graph.loops, method, planned, say)
     plan = _best(words, planned, say)
     return replace(plan, remarks=(remark, *plan.remarks)) if remark and plan.recompute == words[0] else plan
+
+
+def _check_share(word: str, traced: Traced) -> None:
+    """Refuses a part of the layers where none run one after the other, of which a part could be computed again."""
+    kind, colon, _ = word.partition(":")
+    if colon and not any(operation.is_checkpoint for operation in traced.call.program.walk()):
+        raise ShardingError(
+            f"recompute is {word!r}, and this step has no layers that run one after the other: all trips of a loop are "
+            f"alike; give {kind!r}"
+        )
 
 
 def _may_be_short(traced: Traced, mesh: Mesh) -> bool:
