@@ -413,6 +413,7 @@ def test_pipeline_alone_means_yes_and_takes_three_words():
     assert spelled_out(["plan", "--pipeline", "mlp"]) == ["plan", "--pipeline=yes", "mlp"]
     assert spelled_out(["mlp", "--pipeline", "no"]) == ["mlp", "--pipeline", "no"]
     assert spelled_out(["mlp", "--no-pipeline"]) == ["mlp", "--pipeline=no"]
+    assert spelled_out([]) == []
     assert [parse_pipeline(word) for word in ("auto", "yes", "no")] == [None, True, False]
     with pytest.raises(CommandError, match="--pipeline is 'perhaps'; give auto, yes or no"):
         parse_pipeline("perhaps")

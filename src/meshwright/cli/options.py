@@ -142,7 +142,7 @@ def _value(text: str) -> bool | int | float | str:
 
 def _pairs(arguments: list[str]) -> list[tuple[str, str]]:
     """Each argument with the one that follows it; an empty one after the last."""
-    return list(zip(arguments, [*arguments[1:], ""], strict=True))
+    return list(zip(arguments, [*arguments[1:], ""], strict=False))
 
 
 def spelled_out(arguments: list[str]) -> list[str]:
