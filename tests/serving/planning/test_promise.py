@@ -75,9 +75,10 @@ def test_a_trace_is_read_as_csv_as_json_and_as_others_publish_it(tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
         load = mw.Traffic(trace=tmp_path / name)
-        assert [tuple(r) for r in load.arrivals(9)] == [(0.0, 100, 7), (0.5, 200, 8), (2.0, 300, 9)]
+        assert [tuple(r) for r in load.arrivals(3)] == [(0.0, 100, 7), (0.5, 200, 8), (2.0, 300, 9)]
+        assert [tuple(r) for r in load.arrivals(5)[3:]] == [(3.0, 100, 7), (3.5, 200, 8)]  # it begins again
         assert (load.mean_rate, load.mean_in, load.mean_out, load.longest) == (1.0, 200, 8, 309)
-        assert [r.at_s for r in load.at(2).arrivals(9)] == [0, 0.25, 1]
+        assert [r.at_s for r in load.at(2).arrivals(3)] == [0, 0.25, 1]
 
 
 @pytest.mark.parametrize(

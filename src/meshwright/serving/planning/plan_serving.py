@@ -30,6 +30,9 @@ OBJECTIVES = ("goodput", "cost")
 _SIMULATED = 2
 #: Requests of a simulation: so many for each running sequence, within bounds, so that the promise's percentile is seen.
 _FOR_EACH, _FEWEST, _MOST = 2, 200, 600
+#: They come over so many times the promised time to the first token, or else a queue that grows would not be seen; in
+#: so many requests at most.
+_PATIENCE, _LONGEST = 5, 2000
 #: The first part of a simulation, in which the replicas fill, is not looked at.
 _FILLING = 0.2
 #: Part of its goodput for which no replicas are cut into stages that need not be: it is within what simulations tell.
@@ -214,9 +217,10 @@ def _simulated(finalists: Sequence[Arrangement], traffic: Traffic, slo: Slo) -> 
 
 def keeps(one: Arrangement, traffic: Traffic, slo: Slo) -> bool:
     """Whether an arrangement keeps a promise under a load, once its replicas have filled."""
-    _, groups = one.unit
+    times, groups = one.unit
     running = sum(group.count * group.limits.slots for group in groups if group.kind.role != "prefill")
-    requests = min(max(_FEWEST, _FOR_EACH * running), _MOST)
+    patience = _PATIENCE * (slo.ttft_s or 0.0) * traffic.mean_rate / times
+    requests = max(min(max(_FEWEST, _FOR_EACH * running), _MOST), min(round(patience), _LONGEST))
     outcome = one.serve(traffic, slo, requests, units=True)
     settled = outcome.requests[int(len(outcome.requests) * _FILLING) :]
     kept = sum(slo.kept_by(request.ttft_s, request.tpot_s) for request in settled)

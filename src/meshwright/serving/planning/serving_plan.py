@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor, gcd
+from random import Random
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -94,8 +95,13 @@ class Arrangement:
 
     @property
     def unit(self) -> tuple[int, tuple[Replicas, ...]]:
-        """The smallest part that is like the whole, and how often it is there."""
-        times = gcd(*(group.count for group in self.groups))
+        """The smallest part that is like the whole, and how often it is there.
+
+        It has two replicas for each purpose if the whole has several, so that a request finds the less busy one.
+        """
+        alike = gcd(*(group.count for group in self.groups))
+        pairs = next(n for n in range(min(2, alike), alike + 1) if alike % n == 0)
+        times = alike // pairs
         return times, tuple(replace(group, count=group.count // times) for group in self.groups)
 
     def transfer_s(self, tokens: int) -> float:
@@ -109,11 +115,15 @@ class Arrangement:
         return _SEND_S + tokens * slowest / (link.bandwidth * _SENDING)
 
     def serve(self, traffic: Traffic, slo: Slo, requests: int, units: bool = False) -> Outcome:
-        """Simulates a load; with `units` only the share of it that comes to the smallest part of the whole."""
+        """Simulates a load; with `units` only the share of it that comes to the smallest part of the whole.
+
+        That share is drawn, so that it is as uneven as the load: a router that knows how busy replicas are does better.
+        """
         times, groups = self.unit if units else (1, self.groups)
         kinds = [group for group in groups for _ in range(group.count)]
         replicas = [Replica(g.kind.prices, g.limits, g.kind.role, n) for n, g in enumerate(kinds)]
-        arrivals = traffic.arrivals(requests * times)[::times]
+        draw = Random(traffic.seed)
+        arrivals = [a for a in traffic.arrivals(requests * times) if draw.randrange(times) == 0]
         return Simulation(replicas, slo, self.transfer_s).serve(arrivals)
 
     def __str__(self) -> str:

@@ -114,10 +114,12 @@ class Traffic:
         return replace(self, rate=rate)
 
     def arrivals(self, number: int) -> list[Arrival]:
-        """The first requests, in the order of their arrival; a trace that is shorter ends earlier."""
+        """The first requests, in the order of their arrival; a trace that is shorter begins again."""
         if self.recorded:
-            stretch = _rate(self.recorded) / self.mean_rate
-            return [a._replace(at_s=a.at_s * stretch) for a in self.recorded[:number]]
+            turns = range(-(-number // len(self.recorded)))
+            stretch, turn_s = _rate(self.recorded) / self.mean_rate, len(self.recorded) / self.mean_rate
+            again = [a._replace(at_s=a.at_s * stretch + turn * turn_s) for turn in turns for a in self.recorded]
+            return again[:number]
         import numpy as np  # here, since importing the package loads none
 
         # Each quantity has a generator of its own, so that another rate has the same requests, closer together.
