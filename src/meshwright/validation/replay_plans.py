@@ -98,7 +98,8 @@ def plan_layers(program: PlannedRow, layers: int) -> PlanData:
     example = program.build(layers)
     cluster, mesh = program.roomy_cluster, None if program.mesh is None else program.mesh.sizes
     args = (example.state, example.batch)
-    return plan(example.train_step, *args, cluster=cluster, mesh=mesh, method=program.method)
+    method = replace(program.method, recompute="as written")  # a published row says what was recomputed
+    return plan(example.train_step, *args, cluster=cluster, mesh=mesh, method=method)
 
 
 def plan_work(found: PlanData, program: PlannedRow, layers: int) -> Work:
