@@ -45,5 +45,6 @@ def test_a_mistake_is_one_line_and_exit_code_two(tmp_path):
 def test_a_run_that_was_asked_to_end_says_so_to_its_scheduler(is_complete, code, tmp_path, monkeypatch):
     ended = SimpleNamespace(is_complete=is_complete, step=7)
     monkeypatch.setattr(mw, "train", lambda config, **settings: ended, raising=False)
+    (tmp_path / "run.toml").write_text('model = "llama-tiny"\ndata = "nowhere"\nsteps = 3\n')
     result = CliRunner().invoke(app, ["train", str(tmp_path / "run.toml")])
     assert result.exit_code == code and ("saved after step 7" in result.stderr) == (not is_complete)

@@ -8,17 +8,19 @@ import tomllib
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from meshwright.cost.attention import AttentionCall, attention_flops_s, fused_kernel, generation, half_type
 from meshwright.cost.load import Load, Loads
 from meshwright.hardware import Chip, Cluster
+from meshwright.hardware.chip import larger
 from meshwright.hardware.clusters import CATALOGUE
 
-Array = NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
 
 # XLA joins small kernels of a loop's body that do not wait for each other (horizontal fusion): on one H200 the steps of
 # a GRU and of an LSTM launch six kernels for ten that are counted.
@@ -55,19 +57,21 @@ class Rates:
         """Seconds of one trip of an operation; ``attention`` names the fused kernel, if it is not JAX's own."""
         return float(self._seconds(load, load.flops, load.num_bytes, load.fetches, load.special, attention))
 
-    def loads_s(self, loads: Loads) -> Array:
+    def loads_s(self, loads: Loads) -> "Array":
         """Seconds of one trip of an operation under each of its strategies."""
-        return np.asarray(self._seconds(loads.first, loads.flops, loads.num_bytes, loads.fetches, loads.special))
+        seconds = self._seconds(loads.first, loads.flops, loads.num_bytes, loads.fetches, loads.special)
+        assert not isinstance(seconds, float)
+        return seconds
 
     def _seconds(
         self,
         like: Load,
-        flops: float | Array,
-        num_bytes: float | Array,
-        fetches: float | Array,
-        special: float | Array,
+        flops: "float | Array",
+        num_bytes: "float | Array",
+        fetches: "float | Array",
+        special: "float | Array",
         attention: str = "",
-    ) -> float | Array:
+    ) -> "float | Array":
         """Seconds of a kind of operation: a product is a kernel always, other operations where they are not fused.
 
         A convolution is a product once the pixels under its windows are fetched; the number of fetches does not depend
@@ -80,7 +84,8 @@ class Rates:
         if like.flops:
             product_s = self._product_s(flops / (like.aligned * like.useful), num_bytes / like.aligned, like.dtype)
             return self.chip.launch_s + product_s + self.chip.fetch_s * fetches
-        launch_s = self.chip.launch_s * like.kernel * np.where((like.trips > 1) & (num_bytes < _SMALL), _JOINED, 1.0)
+        joined: Any = (1 - _JOINED) * (like.trips > 1) * (num_bytes < _SMALL)
+        launch_s = self.chip.launch_s * like.kernel * (1 - joined)
         return launch_s + self._moved_s(num_bytes) + self.chip.special_s * special
 
     def product_s(self, flops: float, num_bytes: float = 0.0, dtype: str = "") -> float:
@@ -103,15 +108,15 @@ class Rates:
         """
         return float(self._attention_s(kernel, flops, AttentionCall(backward, seq / 2, head_dim)))
 
-    def _product_s(self, flops: float | Array, num_bytes: float | Array, dtype: str) -> float | Array:
+    def _product_s(self, flops: "float | Array", num_bytes: "float | Array", dtype: str) -> "float | Array":
         dtype = dtype or half_type(self.chip)
         rate = self.sustained * (self.constants.float8 if dtype.startswith("float8") else 1.0)
-        return np.maximum(self.chip.matmul_s(flops, dtype) / rate, self._moved_s(num_bytes))
+        return larger(self.chip.matmul_s(flops, dtype) / rate, self._moved_s(num_bytes))
 
-    def _moved_s(self, num_bytes: float | Array) -> float | Array:
+    def _moved_s(self, num_bytes: "float | Array") -> "float | Array":
         return num_bytes / (self.chip.memory_bandwidth * self.constants.streaming)
 
-    def _attention_s(self, kernel: str, flops: float | Array, call: AttentionCall) -> float | Array:
+    def _attention_s(self, kernel: str, flops: "float | Array", call: AttentionCall) -> "float | Array":
         return self.chip.launch_s + flops / (attention_flops_s(self.chip, kernel, call) * self.sustained)
 
 

@@ -8,7 +8,7 @@ from meshwright.schema import Amount, Count, Rate, Size
 from meshwright.units import Numeric
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 #: How a figure is known, best first.
 SURENESS = ("measured", "vendor", "assumed")
@@ -109,19 +109,23 @@ class Chip:
             dtype: Type of the operands.
             num_bytes: Bytes read and written, where they are known.
         """
-        import numpy as np  # here and below, so that a plan is read and printed without it
-
         peak = self.peak_flops(dtype)
         half = self.half_flops * peak / self.peak_flops("float16")  # the ramp is a time, so it scales with the rate
-        work = np.asarray(flops, dtype=float)
-        compute = np.where(work > 0, (work + half) / (peak * self.best_fraction), 0.0)
-        return _unwrap(np.maximum(compute, np.asarray(self.memory_s(num_bytes))))
+        compute = (flops > 0) * (flops + half) / (peak * self.best_fraction)
+        return larger(compute, self.memory_s(num_bytes))
 
     def memory_s(self, num_bytes: Numeric) -> Numeric:
         """Seconds to stream bytes through the chip's memory; a number or an array."""
-        import numpy as np
+        return num_bytes / (self.memory_bandwidth * self.memory_efficiency)
 
-        return _unwrap(np.asarray(num_bytes, dtype=float) / (self.memory_bandwidth * self.memory_efficiency))
+
+def larger(one: Numeric, other: Numeric) -> Numeric:
+    """The larger of two numbers, or of those of arrays; numbers need no NumPy, so that a plan is printed without it."""
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return max(one, other)
+    import numpy as np
+
+    return np.maximum(one, other)
 
 
 def _fallbacks(dtype: str) -> tuple[str, ...]:
@@ -139,7 +143,3 @@ def _fallbacks(dtype: str) -> tuple[str, ...]:
     if dtype in ("float64", "complex128"):
         return ("float64",)
     return ()
-
-
-def _unwrap(value: "np.ndarray") -> Any:
-    return float(value) if value.ndim == 0 else value

@@ -10,6 +10,7 @@ from meshwright.simulator.simulated_step import SimulatedStep
 
 _NUMBER = re.compile(r"\d+")
 NEARLY = 0.01  # part of the step's time that a simpler plan may take longer
+_WORTH_SAYING = 0.0005  # less is 0.0% as it is printed
 
 
 def with_step(plan: PlanData, simulated: SimulatedStep | None = None) -> PlanData:
@@ -41,9 +42,10 @@ def simplest(plans: Sequence[PlanData]) -> PlanData:
     quickest = times.index(min(times))
     near = [n for n, seconds in enumerate(times) if seconds <= (1 + NEARLY) * times[quickest]]
     chosen = min(near, key=lambda n: (complexity(plans[n]), times[n]))
-    if times[chosen] == times[quickest]:
+    share = 1 - times[quickest] / times[chosen]
+    if share < _WORTH_SAYING:
         return plans[chosen]
-    remark = _gain(plans[quickest], 1 - times[quickest] / times[chosen])
+    remark = _gain(plans[quickest], share)
     return replace(plans[chosen], remarks=(*plans[chosen].remarks, remark))
 
 

@@ -163,11 +163,12 @@ def _restored(
     alone = {path for path in alone if not is_everywhere(places[path])}
     if all(s.path in alone for s in saved if s.is_stored) and not all_have_one([places[path] for path in alone]):
         alone = set()  # Orbax waits for all processes, and one would have nothing to read
-    if of_owners:
-        # Other arrays that some processes have are read by all, and then moved.
-        spread = {s.path: spread_sharding(s.stored_shape) for s in saved if s.is_stored and s.path not in alone}
-        stacks = {path for path, place in places.items() if isinstance(place, StackSharding)}
-        places |= {path: x for path, x in spread.items() if path in stacks or not is_everywhere(places[path])}
+    # Stacks in unequal pieces, and other arrays that some processes have, are read by all and then moved.
+    moved = {path for path, place in places.items() if isinstance(place, StackSharding)}
+    moved |= {
+        path for path, place in places.items() if of_owners and path not in alone | moved and not is_everywhere(place)
+    }
+    places |= {s.path: spread_sharding(s.stored_shape) for s in saved if s.is_stored and s.path in moved}
     kinds = {
         s.path: jax.ShapeDtypeStruct(s.stored_shape, s.stored_dtype, sharding=places[s.path])
         for s in saved
