@@ -6,7 +6,7 @@ A plan is priced at the catalogue's rates, those of a kernel that runs alone. In
 
 import tomllib
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,11 @@ class Rates:
     constants: Constants
     sustained: float = 1.0
 
+    @cached_property
+    def _joins_kernels(self) -> bool:
+        """Whether this is one of the GPUs for which XLA does so, and not a CPU or a TPU."""
+        return generation(self.chip) not in ("tpu", "other")
+
     def load_s(self, load: Load, attention: str = "") -> float:
         """Seconds of one trip of an operation; ``attention`` names the fused kernel, if it is not JAX's own."""
         return float(self._seconds(load, load.flops, load.num_bytes, load.fetches, load.special, attention))
@@ -84,7 +89,7 @@ class Rates:
         if like.flops:
             product_s = self._product_s(flops / (like.aligned * like.useful), num_bytes / like.aligned, like.dtype)
             return self.chip.launch_s + product_s + self.chip.fetch_s * fetches
-        joined: Any = (1 - _JOINED) * (like.trips > 1) * (num_bytes < _SMALL)
+        joined: Any = (1 - _JOINED) * (like.trips > 1 and self._joins_kernels) * (num_bytes < _SMALL)
         launch_s = self.chip.launch_s * like.kernel * (1 - joined)
         return launch_s + self._moved_s(num_bytes) + self.chip.special_s * special
 
