@@ -100,7 +100,7 @@ def test_when_the_time_is_over_there_is_a_plan_with_its_gap(task, tight, solves)
 
 def test_views_for_which_there_is_no_time_are_not_priced(task, monkeypatch):
     priced, formulate = [], task.formulate
-    monkeypatch.setattr(task, "formulate", lambda machine: priced.append(machine.sizes) or formulate(machine))
+    monkeypatch.setattr(task, "formulate", lambda mesh, *rest: priced.append(mesh.sizes) or formulate(mesh, *rest))
     meshes = [mesh(shape) for shape in ((4,), (2, 2), (4, 1))]
     plan = task.plan(meshes, lambda _: None, Budget(1.0, Clock(step=1.0)))
     assert priced == [(4,)] and plan.mesh.sizes == (4,)
