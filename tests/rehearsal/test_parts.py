@@ -16,7 +16,7 @@ from tests.rehearsal.test_program import step, traced_flops, weights
 CASES = [
     ("gpt-tiny", (8,), "zero3", {"layers": 6}),
     ("llama-tiny", (2, 4), "zero3", {"scan": True, "checkpoint": True}),
-    ("llama-tiny", (2, 4), "auto", {"checkpoint": True}),
+    ("llama-tiny", (2, 4), mw.Auto(recompute="as written"), {"checkpoint": True}),
     ("moe-tiny", (8,), "tensor", {}),
     ("wide-resnet-tiny", (8,), "data", {}),
 ]
