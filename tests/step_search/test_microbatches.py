@@ -155,7 +155,7 @@ def narrow():
     example = zoo.build("llama-tiny", batch=1, seq=1024, layers=4)
     machine = mw.cluster("1x2 h100")
     tiny = replace(machine, chip=replace(machine.chip, memory_bytes=1000))
-    method = mw.Auto(memory_fraction=1.0, pipeline=False)
+    method = mw.Auto(memory_fraction=1.0, pipeline=False, recompute="as written")
     with pytest.raises(mw.DoesNotFit) as error:
         mw.plan(example.train_step, example.state, example.batch, cluster=tiny, method=method)
     return example, replace(machine, chip=replace(machine.chip, memory_bytes=int(0.9 * error.value.needed_bytes)))
@@ -163,7 +163,7 @@ def narrow():
 
 def test_stages_are_looked_for_where_no_plan_of_one_program_fits():
     example, machine = narrow()
-    step, args, fraction = example.train_step, (example.state, example.batch), {"memory_fraction": 1.0}
+    step, args, fraction = example.train_step, (example.state, example.batch), {"memory_fraction": 1.0, "recompute": "as written"}
     plan = mw.plan(step, *args, cluster=machine, method=mw.Auto(**fraction))
     assert plan.stages and plan.microbatches == plan.pipeline.num_microbatches
     assert "It runs in stages, since no plan of one program fits." in plan.remarks

@@ -154,7 +154,8 @@ class Auto(Method):
     @property
     def may_be_staged(self) -> bool:
         """Whether stages may be looked for where nothing else fits: nothing is asked for that is about one program."""
-        return self == Auto(memory_fraction=self.memory_fraction, seconds=self.seconds)
+        plain = Auto(memory_fraction=self.memory_fraction, seconds=self.seconds, recompute=self.recompute)
+        return self == plain and self.recompute in (AUTO, AS_WRITTEN)
 
     def meshes(self, cluster: Cluster) -> list[Mesh]:
         if self.mesh_shapes is not None:
