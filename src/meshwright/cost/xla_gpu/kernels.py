@@ -1,8 +1,8 @@
 """Kernels of XLA's GPU backend that take longer than their products and their bytes explain.
 
 All figures are of one H200, jax 0.11.2, read from the kernels of the train steps of `benchmarks/strangers` that are
-told, and of `benchmarks/grid.py`. What has no figure yet is in `UNMEASURED`, and a plan says how much of it rests on
-those. Work is counted in special functions (`Chip.special_s`), so that it scales with the chip and with the split.
+told (`benchmarks/grid.py` times such kernels alone). What has no figure yet is in `UNMEASURED`, and a plan says how much
+of it rests on those. Work is counted in special functions (`Chip.special_s`), so that it scales with the chip and with the split.
 
 - A **look-up** reads rows in no order, mostly from the cache: 1.0 to 1.8 ps an element of 4 bytes more than the bytes
   take. Indices are assumed to be drawn over the whole table; sorted ones are quicker.
@@ -150,7 +150,8 @@ def arithmetic_left(op: Signature) -> float:
         rows = made[numbers.out_spec[0]] * prod(positions)
         tiles = ceil(rows / _TILE) * ceil(made[numbers.out_spec[1]] / _TILE)
         examples = image[numbers.lhs_spec[1]]
-        return min(1.0, _LONE_TILE * tiles / _CORES) * min(1.0, examples / 8) / zeros
+        of_volumes = zeros if len(sizes) == 3 else 1  # images computed no zeros, in two programs; volumes did, in one
+        return min(1.0, _LONE_TILE * tiles / _CORES) * min(1.0, examples / 8) / of_volumes
     rate = 1.0
     if not is_gradient:
         for size, holes, (low, high) in zip(sizes, params["rhs_dilation"], params["padding"], strict=True):
