@@ -209,7 +209,7 @@ def print_table(options: argparse.Namespace) -> None:
                 f"{1e3 * true_s(row):.2f} ms",
                 f"{1e3 * plan.step_s:.2f} ms ({time_error:+.0%})",
                 f"{plan.trust.interval}{'' if plan.trust.low_s <= true_s(row) <= plan.trust.high_s else ' (outside)'}",
-                f"{rehearsed:+.1%}",
+                f"{rehearsed:+.1%}" if rehearsed == rehearsed else "",
                 f"{row['compiled_bytes'] / 2**30:.2f} GiB",
                 f"{plan.memory.peak_bytes / 2**30:.2f} GiB ({memory_error:+.0%})",
             )
@@ -217,8 +217,8 @@ def print_table(options: argparse.Namespace) -> None:
         print(shown[-1], flush=True)
     for told, some in errors.items():
         if some:
-            sides = [[error for error in side if error == error] or [0.0] for side in zip(*some, strict=True)]
-            cells = [f"{mean(map(abs, side)):.1%}, {max(side, key=abs):+.0%}" for side in sides]
+            sides = [[error for error in side if error == error] for side in zip(*some, strict=True)]
+            cells = [f"{mean(map(abs, side)):.1%}, {max(side, key=abs):+.0%}" if side else "" for side in sides]
             low = f"too low {min(0.0, *sides[1]):+.0%}"
             shown.append(
                 (

@@ -163,7 +163,8 @@ def narrow():
 
 def test_stages_are_looked_for_where_no_plan_of_one_program_fits():
     example, machine = narrow()
-    step, args, fraction = example.train_step, (example.state, example.batch), {"memory_fraction": 1.0, "recompute": "as written"}
+    step, args = example.train_step, (example.state, example.batch)
+    fraction = {"memory_fraction": 1.0, "recompute": "as written"}
     plan = mw.plan(step, *args, cluster=machine, method=mw.Auto(**fraction))
     assert plan.stages and plan.microbatches == plan.pipeline.num_microbatches
     assert "It runs in stages, since no plan of one program fits." in plan.remarks

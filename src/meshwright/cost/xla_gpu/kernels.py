@@ -1,8 +1,9 @@
 """Kernels of XLA's GPU backend that take longer than their products and their bytes explain.
 
 All figures are of one H200, jax 0.11.2, read from the kernels of the train steps of `benchmarks/strangers` that are
-told (`benchmarks/grid.py` times such kernels alone). What has no figure yet is in `UNMEASURED`, and a plan says how much
-of it rests on those. Work is counted in special functions (`Chip.special_s`), so that it scales with the chip and with the split.
+told; `benchmarks/grid.py` times such kernels alone. What has no figure yet is in `UNMEASURED`, and a plan says how much
+of it rests on those. Work is counted in special functions (`Chip.special_s`), so that it scales with the chip and with
+the split.
 
 - A **look-up** reads rows in no order, mostly from the cache: 1.0 to 1.8 ps an element of 4 bytes more than the bytes
   take. Indices are assumed to be drawn over the whole table; sorted ones are quicker.
