@@ -23,7 +23,9 @@ distributed = private("jax._src.distributed", "global_state")
 jax_lib = private("jax._src.lib", "xla_client")
 partial_eval = private("jax.interpreters.partial_eval", "dce_jaxpr", "dce_rules")
 serialize_executable = private("jax.experimental.serialize_executable", "serialize")
-source_info_util = private("jax._src.source_info_util", "current_name_stack", "summarize", "user_context")
+source_info_util = private(
+    "jax._src.source_info_util", "current_name_stack", "new_name_stack", "summarize", "user_context"
+)
 warn_of_newer()
 
 Literal = jex_core.Literal
