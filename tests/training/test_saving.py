@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.training.checkpoint_files import full_path, try_folder
 
 pytestmark = pytest.mark.devices
 
@@ -144,3 +145,10 @@ def test_a_program_whose_save_was_refused_can_end(tmp_path):
     done = subprocess.run([sys.executable, "-c", REFUSED, tmp_path], capture_output=True, text=True, timeout=300)
     assert "step 1 could not be saved in" in done.stdout and "File name too long" in done.stdout
     assert done.returncode == 0, done.stderr  # a thread of Orbax may still log that it came too late
+
+
+def test_a_folder_that_is_only_tried_may_be_removed_by_a_save_that_ends_meanwhile(tmp_path, monkeypatch):
+    kind = type(full_path(tmp_path))
+    monkeypatch.setattr(kind, "mkdir", lambda self, **options: None)  # made, and removed by another thread
+    try_folder(tmp_path, 3)
+    assert not any(tmp_path.iterdir())
