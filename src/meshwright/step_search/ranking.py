@@ -42,10 +42,9 @@ def simplest(plans: Sequence[PlanData]) -> PlanData:
     quickest = times.index(min(times))
     near = [n for n, seconds in enumerate(times) if seconds <= (1 + NEARLY) * times[quickest]]
     chosen = min(near, key=lambda n: (complexity(plans[n]), times[n]))
-    share = 1 - times[quickest] / times[chosen]
-    if share < _WORTH_SAYING:
+    if times[chosen] <= (1 + _WORTH_SAYING) * times[quickest]:
         return plans[chosen]
-    remark = _gain(plans[quickest], share)
+    remark = _gain(plans[quickest], 1 - times[quickest] / times[chosen])
     return replace(plans[chosen], remarks=(*plans[chosen].remarks, remark))
 
 
