@@ -124,7 +124,7 @@ class Task:
         return task
 
     def formulate(self, mesh: Mesh, exposure: Exposure | None = None) -> MeshProblem:
-        """The choice problem on one mesh; its communication may be priced as far as it is exposed."""
+        """The choice problem on one mesh, with communication priced at the part of its time that is not hidden."""
         if mesh not in self._problems:
             axes = Axes(mesh.sizes)
             restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
@@ -147,7 +147,7 @@ class Task:
     def plan(
         self, meshes: list[Mesh], say: Progress, budget: Budget | None = None, exposure: Exposure | None = None
     ) -> PlanData:
-        """Solves on the meshes and makes the plan of the best, by the prices of communication as far as it is exposed.
+        """Solves on the meshes and makes the plan of the best; communication counts where it is not hidden.
 
         The plan's own costs are those of all communication.
         """

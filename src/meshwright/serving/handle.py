@@ -10,7 +10,7 @@ from meshwright.serving.requests import EngineStopped, Token
 
 
 class Listener(Protocol):
-    """What is told of each token at once, on the engine's thread, in place of a queue; it must not block.
+    """Is called with each token at once, on the engine's thread, in place of a queue; it must not block.
 
     The server has one for all requests, so that a step of many sequences wakes one thread, once.
     """

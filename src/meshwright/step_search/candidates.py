@@ -126,7 +126,7 @@ def _exposed(step: SimulatedStep, lane: str) -> float | None:
 
 
 def _considered(first: PlanData, chosen: PlanData) -> tuple[Considered, ...]:
-    """What is told of the views: of that of the chosen plan, its own cost."""
+    """The views that were considered, that of the chosen plan with its own cost."""
     mine = {one.shape: one for one in chosen.considered if one.shape == chosen.mesh.sizes}
     told = [mine.pop(one.shape, one) for one in first.considered]
     return (*told, *mine.values())

@@ -125,7 +125,7 @@ class Buckets:
         return next(step for step in ladder if step >= wanted)
 
     def packed(self, call: PaddedCall) -> np.ndarray:
-        """What the device is told of a call."""
+        """The numbers that a call passes to the device, as one array."""
         vector = call.shape.packed(0)
         rows, prompts = call.shape.unpack(vector)
         for row, piece in zip(self.row_numbers(call), call.rows, strict=True):

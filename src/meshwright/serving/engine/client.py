@@ -1,4 +1,4 @@
-"""A request as its client asked for it: how its tokens are drawn, and what is told of them."""
+"""A request as its client asked for it: how its tokens are drawn, and what is returned for each."""
 
 import secrets
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class Client:
         return token in self.stops and index + 1 >= self.sampling.min_tokens
 
     def token(self, drawn: Drawn, row: int) -> Token:
-        """What the client is told of a token."""
+        """A token with what the client asked to know about it."""
         number, asked = int(drawn.tokens[row]), self.sampling.logprobs
         if asked is None:
             return Token(number)

@@ -43,7 +43,7 @@ class Placement:
 
 
 class Programs:
-    """Compiles the shapes that it is told of, and runs them; what is donated is replaced here."""
+    """Compiles the given shapes, and runs them; what is donated is replaced here."""
 
     def __init__(self, decoder: Decoder, params: PyTree, slots: int, placement: Placement):
         self.decoder, self.params, self.slots, self.placement = decoder, params, slots, placement

@@ -46,7 +46,7 @@ class Refusal(Exception):
 
 
 def refusal(error: Exception) -> Refusal:
-    """What a client is told of one of our errors."""
+    """The message of one of our errors for a client."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Overloaded):
