@@ -1,10 +1,12 @@
 """How long do operations take that no product or stream of bytes explains? A grid of them, alone on one device.
 
 Convolutions with both gradients, scatters by how often their indices repeat, look-ups, sorts, running sums, Fourier
-transforms, `ragged_dot`, and loops whose steps are small. Each is compiled by itself; what is kept is the time of one
-of many runs in a row, and the sum of its kernels where JAX's profiler sees them.
+transforms, `ragged_dot`, reductions, transposes, random numbers, decompositions, small products, and loops whose steps
+are small. Each is compiled by itself; what is kept is the time of one of many runs in a row, its kernels where JAX's
+profiler sees them, and the temporary memory that the compiler gave it. The kinds take turns, some cases at a time, and
+every case is a line of `grid.jsonl` once it was measured.
 
-    python benchmarks/grid.py [--out FOLDER] [--seconds 120] [KIND …]
+    python benchmarks/grid.py [--out FOLDER] [--seconds 100] [KIND …]
 """
 
 import argparse
@@ -15,7 +17,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from report import RESULTS, table
-from strangers.kernels import kernels
+from strangers.kernels import kernel_events
 
 BF16, F32 = "bfloat16", "float32"
 
@@ -39,21 +43,33 @@ class Case:
     function: Callable[..., Any]
     shapes: tuple[tuple[tuple[int, ...], str], ...]
     indices: np.ndarray | None = None
+    name: str = "case"
     compiled: Any = None
-    wall_s: float = 0.0
-    kernel_s: float = 0.0
+    arguments: Any = None
+    row: dict[str, Any] = field(default_factory=dict)
 
     def compile(self) -> None:
         types = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in self.shapes]
         if self.indices is not None:
             types.append(jax.ShapeDtypeStruct(self.indices.shape, self.indices.dtype))
-        self.compiled = jax.jit(self.function).lower(*types).compile()
 
-    def measure(self) -> None:
-        pool = np.random.default_rng(0).standard_normal(1_000_003, np.float32)
-        args = [jnp.asarray(np.resize(pool.astype(jnp.dtype(dtype)), shape)) for shape, dtype in self.shapes]
+        def run(*args: Any) -> Any:
+            return self.function(*args)
+
+        run.__name__ = self.name  # by which the profiler's events are told apart
+        self.compiled = jax.jit(run).lower(*types).compile()
+        self.arguments = jax.jit(self._draw).lower().compile()
+        temporary = self.compiled.memory_analysis()
+        self.row = {"kind": self.kind, **self.size, "temp_bytes": temporary.temp_size_in_bytes if temporary else None}
+
+    def _draw(self) -> list[jax.Array]:
+        keys = jax.random.split(jax.random.key(0), len(self.shapes))
+        return [jax.random.normal(key, *shape) for key, shape in zip(keys, self.shapes, strict=True)]
+
+    def measure(self, folder: Path) -> None:
+        args = self.arguments()
         if self.indices is not None:
-            args.append(jnp.asarray(self.indices))
+            args = [*args, jnp.asarray(self.indices)]
         jax.block_until_ready(self.compiled(*args))
         started = time.perf_counter()
         jax.block_until_ready(self.compiled(*args))
@@ -61,17 +77,19 @@ class Case:
         best = float("inf")
         for _ in range(3):
             started = time.perf_counter()
-            made = [self.compiled(*args) for _ in range(runs)]
-            jax.block_until_ready(made)
+            for _ in range(runs):
+                results = self.compiled(*args)
+            jax.block_until_ready(results)
             best = min(best, (time.perf_counter() - started) / runs)
-        self.wall_s = best
-        with tempfile.TemporaryDirectory() as folder:
-            found = kernels(lambda: self.compiled(*args), Path(folder))
-        self.kernel_s = sum(seconds for _, seconds in found.values())
-
-    @property
-    def row(self) -> dict[str, Any]:
-        return {"kind": self.kind, **self.size, "wall_s": self.wall_s, "kernel_s": self.kernel_s}
+        with jax.profiler.trace(str(folder)):
+            jax.block_until_ready(self.compiled(*args))
+        kernels: dict[str, float] = {}
+        for module, _, kernel, seconds in kernel_events(folder):
+            if module.endswith(self.name):
+                kernels[kernel] = kernels.get(kernel, 0.0) + seconds
+        largest = sorted(kernels.items(), key=lambda item: -item[1])[:6]
+        self.row |= {"wall_s": best, "kernel_s": sum(kernels.values()), "kernels": dict(largest)}
+        self.compiled = self.arguments = None
 
 
 def convolutions() -> Iterator[Case]:
@@ -221,15 +239,122 @@ def loops() -> Iterator[Case]:
 
             size = {"steps": steps, "products": count, "batch": batch, "width": width, "between": between}
             yield Case("loop", size, run, (((batch, width), F32), ((width, width), F32)))
+    for steps, shape in ((2000, (64, 256)), (500, (64, 65_536)), (2000, (8, 16))):
+        decayed = lambda x, a, steps=steps: jax.lax.scan(
+            lambda h, u: (0.9 * h + jnp.tanh(u) * a, h.sum()), jnp.zeros_like(a), x
+        )
+        arrays = (((steps, *shape), F32), (shape, F32))
+        size = {"steps": steps, "shape": shape, "what": "elementwise"}
+        yield Case("loop", {**size, "pass": "forward"}, decayed, arrays)
+        back = lambda x, a, f=decayed: jax.grad(lambda x, a: f(x, a)[1].sum(), (0, 1))(x, a)
+        yield Case("loop", {**size, "pass": "gradient"}, back, arrays)
+    for shape in ((8, 2048, 2048), (8, 4096, 16, 64)):
+        joined = lambda a, b: jax.lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (a, b), axis=1)
+        size = {"shape": shape, "what": "associative scan"}
+        yield Case("loop", {**size, "pass": "forward"}, joined, ((shape, F32), (shape, F32)))
+        back = lambda a, b, f=joined: jax.grad(lambda a, b: f(a, b)[1].sum(), (0, 1))(a, b)
+        yield Case("loop", {**size, "pass": "gradient"}, back, ((shape, F32), (shape, F32)))
+
+
+def streams() -> Iterator[Case]:
+    """Reductions, norms, softmax, transposes and random numbers: bytes, and how fast they move."""
+    for shape, axes in (
+        ((8192, 4096), (1,)),
+        ((8192, 4096), (0,)),
+        ((128, 56, 56, 256), (0, 1, 2)),
+        ((128, 56, 56, 256), (1, 2)),
+        ((2**26,), (0,)),
+        ((64, 512, 1024), (1,)),
+        ((2**20, 16), (1,)),
+        ((2**20, 16), (0,)),
+    ):
+        for dtype in (F32, BF16):
+            size = {"shape": shape, "axes": axes, "dtype": dtype, "what": "sum"}
+            yield Case("stream", size, lambda x, axes=axes: x.sum(axes), ((shape, dtype),))
+    for shape, order in (
+        ((8192, 8192), (1, 0)),
+        ((16, 2048, 16, 64), (0, 2, 1, 3)),
+        ((64, 56, 56, 128), (0, 3, 1, 2)),
+        ((16, 1024, 1024), (0, 2, 1)),
+        ((4096, 64, 128), (2, 0, 1)),
+    ):
+        for dtype in (F32, BF16):
+            size = {"shape": shape, "order": order, "dtype": dtype, "what": "transpose"}
+            yield Case("stream", size, lambda x, order=order: jnp.transpose(x, order), ((shape, dtype),))
+    for dtype in (F32, BF16):
+        shape = (8, 16, 2048, 2048)
+        heads = lambda x: jax.nn.softmax(x.astype(F32)).astype(x.dtype)
+        yield Case("stream", {"shape": shape, "dtype": dtype, "what": "softmax"}, heads, ((shape, dtype),))
+        back = lambda x, d, f=heads: jax.vjp(f, x)[1](d)[0]
+        both = ((shape, dtype), (shape, dtype))
+        yield Case("stream", {"shape": shape, "dtype": dtype, "what": "softmax and gradient"}, back, both)
+        shape = (16384, 2048)
+        norm = lambda x: ((x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)).astype(
+            x.dtype
+        )
+        yield Case("stream", {"shape": shape, "dtype": dtype, "what": "norm"}, norm, ((shape, dtype),))
+        back = lambda x, d, f=norm: jax.vjp(f, x)[1](d)[0]
+        both = ((shape, dtype), (shape, dtype))
+        yield Case("stream", {"shape": shape, "dtype": dtype, "what": "norm and gradient"}, back, both)
+    shape = (64, 1024, 1024)
+    dropped = lambda x: jnp.where(jax.random.bernoulli(jax.random.key(1), 0.9, x.shape), x, 0)
+    yield Case("stream", {"shape": shape, "dtype": F32, "what": "dropout"}, dropped, ((shape, F32),))
+    drawn = lambda x: jax.random.normal(jax.random.key(1), x.shape) + x
+    yield Case("stream", {"shape": shape, "dtype": F32, "what": "normal"}, drawn, ((shape, F32),))
+    for what, function in {"copy": lambda x: x + 1, "tanh": jnp.tanh, "exp": jnp.exp, "erf": jax.lax.erf}.items():
+        yield Case("stream", {"shape": shape, "dtype": F32, "what": what}, function, ((shape, F32),))
+    for tensors, shape in ((200, (256,)), (200, (256, 256)), (50, (2048, 2048))):
+        adam = lambda *xs: [0.9 * x - 0.1 * x / (jnp.sqrt(x * x) + 1e-8) for x in xs]
+        size = {"tensors": tensors, "shape": shape, "what": "updates"}
+        yield Case("stream", size, adam, ((shape, F32),) * tensors)
+
+
+def products() -> Iterator[Case]:
+    """Products of float32, small batched ones, and those of odd sizes."""
+    for shapes in (
+        ((8192, 1024), (1024, 4096)),
+        ((65_536, 256), (256, 256)),
+        ((65_536, 64), (64, 64)),
+        ((512, 512), (512, 512)),
+        ((4096, 1000), (1000, 333)),
+        ((16, 1024, 1024), (16, 1024, 1024)),
+        ((4096, 64, 32), (4096, 32, 64)),
+        ((100_000, 3), (3, 128)),
+        ((128, 65_536), (65_536, 128)),
+    ):
+        for dtype in (F32, BF16):
+            size = {"shapes": shapes, "dtype": dtype}
+            yield Case("product", size, jnp.matmul, tuple((shape, dtype) for shape in shapes))
+
+
+def decompositions() -> Iterator[Case]:
+    """What linear algebra libraries do: Cholesky, triangular solves, QR, eigenvalues, singular values."""
+    definite = lambda x: x @ x.mT + 10 * jnp.eye(x.shape[-1])
+    functions = {
+        "cholesky": lambda x: jnp.linalg.cholesky(definite(x)),
+        "triangular_solve": lambda x: jax.scipy.linalg.solve_triangular(jnp.tril(definite(x)), x, lower=True),
+        "qr": jnp.linalg.qr,
+        "eigh": lambda x: jnp.linalg.eigh(definite(x)),
+        "svd": jnp.linalg.svd,
+        "solve": lambda x: jnp.linalg.solve(definite(x), x),
+    }
+    for what, function in functions.items():
+        for shape in ((512, 512), (2048, 2048), (256, 32, 32)):
+            if what in ("eigh", "svd") and shape[0] == 2048:
+                continue  # seconds
+            yield Case("decomposition", {"what": what, "shape": shape}, function, ((shape, F32),))
 
 
 KINDS = {
-    "conv": convolutions,
-    "scatter": scatters,
     "order": orders,
+    "loop": loops,
+    "stream": streams,
+    "scatter": scatters,
+    "product": products,
+    "conv": convolutions,
     "fft": transforms,
     "ragged": experts,
-    "loop": loops,
+    "decomposition": decompositions,
 }
 
 
@@ -237,27 +362,52 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", default=list(KINDS))
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seconds", type=float, default=100)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.time() + options.seconds
-    cases = [case for kind in options.kinds for case in KINDS[kind]()]
-    with ThreadPoolExecutor(max((os.cpu_count() or 2) - 2, 1)) as pool:
-        for done in [pool.submit(case.compile) for case in cases]:
-            done.result()
-    print(f"{len(cases)} compiled, {end - time.time():.0f} s left", flush=True)
-    rows = []
-    with (options.out / "grid.jsonl").open("w", encoding="utf-8") as file:
-        for case in cases:
-            if time.time() > end:
-                break
-            case.measure()
-            case.compiled = None
-            file.write(json.dumps(case.row) + "\n")
-            file.flush()
-            what = ", ".join(f"{key} {value}" for key, value in case.size.items())
-            rows.append((case.kind, what, f"{1e6 * case.wall_s:.0f}", f"{1e6 * case.kernel_s:.0f}"))
-    table("Grid", (__doc__ or "").split("\n")[0], ("operation", "size", "µs a run", "µs of kernels"), rows)
+    # Kinds take turns, so that every one has rows when time is over.
+    turns = zip_longest(*(KINDS[kind]() for kind in options.kinds))
+    cases = [case for case in chain.from_iterable(turns) if case is not None]
+    for number, case in enumerate(cases):
+        case.name = f"case_{number}"
+    threads = max((os.cpu_count() or 2) - 2, 1)
+    rows: list[dict[str, Any]] = []
+    with (
+        (options.out / "grid.jsonl").open("w", encoding="utf-8") as file,
+        ThreadPoolExecutor(threads) as pool,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        while len(rows) < len(cases) and time.time() < end:
+            some = cases[len(rows) : len(rows) + 2 * threads]
+            for case, failure in zip(some, pool.map(partial(_outcome, Case.compile), some), strict=True):
+                failure = failure or _outcome(partial(Case.measure, folder=Path(folder)), case)
+                if failure:
+                    case.row = {"kind": case.kind, **case.size, "failure": failure}
+                file.write(json.dumps(case.row) + "\n")
+                file.flush()
+                rows.append(case.row)
+            print(f"{len(rows)} of {len(cases)} measured, {end - time.time():.0f} s left", flush=True)
+    shown = [(row.pop("kind"), *_cells(row)) for row in rows]
+    table("Grid", (__doc__ or "").split("\n")[0], ("operation", "size", "µs a run", "µs of kernels", "MiB"), shown)
+
+
+def _outcome(function: Callable[[Case], None], case: Case) -> str | None:
+    """What went wrong, so that the others are measured; None where nothing did."""
+    try:
+        function(case)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    return None
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    size = {key: value for key, value in row.items() if key not in ("wall_s", "kernel_s", "kernels", "temp_bytes")}
+    what = ", ".join(f"{key} {value}" for key, value in size.items())
+    if "failure" in row:
+        return (what, "", "", "")
+    temporary = "" if row["temp_bytes"] is None else f"{row['temp_bytes'] / 2**20:.1f}"
+    return (what, f"{1e6 * row['wall_s']:.0f}", f"{1e6 * row['kernel_s']:.0f}", temporary)
 
 
 if __name__ == "__main__":
