@@ -11,6 +11,7 @@ at most 5% of a step. Each row is printed and written as soon as it is known, to
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -21,14 +22,22 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+os.environ.setdefault(
+    "XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92"
+)  # a cache of 256 slots takes more than JAX's three quarters
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from strangers.kernels import kernels
 
+import meshwright as mw
 from meshwright import zoo
 from meshwright.serving.engine import Engine
 from meshwright.serving.models import Decoder, Draw, Kind, PagedCache, SlotCache, StepShape
+from meshwright.serving.promised import step_prices
 from meshwright.serving.requests import Overloaded, Sampling
 from meshwright.serving.scheduling import Limits
 from meshwright.serving.sizes import banks
@@ -37,7 +46,7 @@ STARTED = time.perf_counter()
 
 
 class Report:
-    """Running that are printed and kept as they come."""
+    """Rows that are printed and kept as they come."""
 
     def __init__(self, folder):
         self.path = Path(folder) / "serving.jsonl"
@@ -108,8 +117,8 @@ def settle(engine):
         time.sleep(0.3)
 
 
-def bare(engine, batch, context, steps):
-    """Seconds of a step of `batch` sequences, one sent after the other without an engine's work."""
+def bare_step(engine, batch, context):
+    """A step of `batch` sequences without an engine's work, as a function that returns what is on its way."""
     programs, buckets = engine._programs, engine._buckets
     shape = next(one for one in sorted(buckets.shapes()) if not one.prompts and one.rows >= batch)
     packed = shape.packed(0)
@@ -117,75 +126,80 @@ def bare(engine, batch, context, steps):
     rows.at[:batch], rows.given[:batch] = context, 1
     draws = Draw.blank(shape.rows, engine.limits.slots)
     draws[:batch, 0] = np.arange(batch)
+    return lambda: programs.draw(Kind.GREEDY, programs.step(shape, packed)[0], draws)
 
-    def run(count):
-        for _ in range(count):
-            drawn = programs.draw(Kind.GREEDY, programs.step(shape, packed)[0], draws)
-        np.asarray(drawn)
 
-    run(3)
-    times = []
+def bare_prompt(engine, tokens, batch=0):
+    """A step that begins a prompt beside `batch` sequences, likewise."""
+    programs, buckets = engine._programs, engine._buckets
+    shapes = [one for one in buckets.shapes() if one.prompts == 1 and one.tokens >= tokens and one.fresh]
+    shape = min((one for one in shapes if one.rows >= batch), key=lambda one: (one.tokens, one.rows))
+    packed = shape.packed(0)
+    rows, prompts = shape.unpack(packed)
+    rows.at[:batch], rows.given[:batch] = tokens, 1
+    prompts.counts[0], prompts.slots[0] = tokens, max(batch - 1, 0)
+    draws = Draw.blank(1, engine.limits.slots)
+    return lambda: programs.draw(Kind.GREEDY, programs.step(shape, packed)[1], draws)
+
+
+def timed(step, steps, repeats=3):
+    """Seconds of a step, of so many that are sent one after the other."""
     for _ in range(3):
+        drawn = step()
+    times = []
+    for _ in range(repeats):
+        np.asarray(drawn)
         start = time.perf_counter()
-        run(steps)
+        for _ in range(steps):
+            drawn = step()
+        np.asarray(drawn)
         times.append((time.perf_counter() - start) / steps)
     return statistics.median(times)
 
 
-def bare_prompt(engine, tokens, repeats=5):
-    """Seconds of one prompt, without an engine's work."""
-    programs, buckets = engine._programs, engine._buckets
-    shapes = [one for one in buckets.shapes() if one.prompts == 1 and one.tokens >= tokens and one.fresh]
-    shape = min(shapes, key=lambda one: (one.tokens, one.rows))
-    packed = shape.packed(0)
-    shape.unpack(packed)[1].counts[0] = tokens
-    draws = Draw.blank(1, engine.limits.slots)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        np.asarray(programs.draw(Kind.GREEDY, programs.step(shape, packed)[1], draws))
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
-def decode(engine, report, batch, context, steps):
+def decode(engine, prices, report, batch, context, steps):
     """Time per token of `batch` sequences around a context, in the engine and bare."""
     rng = np.random.default_rng(batch)
-    sampling = Sampling(2 * steps + batch + 64, temperature=0.0, ignore_eos=True)
-    short = max(1, min(context - steps // 2, engine.limits.max_len - sampling.max_tokens))
+    begun = batch * context // engine.limits.chunk  # steps until the last one runs, in which the first ones go on
+    sampling = Sampling(2 * steps + 2 * begun + 64, temperature=0.0, ignore_eos=True)
+    short = max(1, min(context - (steps + begun) // 2, engine.limits.max_len - sampling.max_tokens))
     prompts = rng.integers(0, engine.vocab, (batch, short))
-    count, ready = [0] * batch, threading.Event()
-    first = {}
+    count, ready = Counter(), threading.Event()
 
     def listen(handle, token):
-        number = first.setdefault(handle.id, len(first))
-        count[number] += 1
-        if len(first) == batch and min(count) >= 2:
+        count[handle.id] += 1
+        if token is None or (len(count) == batch and min(count.values()) >= 3):
             ready.set()
 
     handles = [engine.submit(prompt, sampling, listen) for prompt in prompts]
     ready.wait()
-    one, start = engine.stats(), time.perf_counter()
-    while engine.stats().steps < one.steps + steps:
+    one, before, start = engine.stats(), count.total(), time.perf_counter()
+    while engine.stats().steps < one.steps + steps and not any(handle.finish_reason for handle in handles):
         time.sleep(0.002)
-    two, end = engine.stats(), time.perf_counter()
+    two, after, end = engine.stats(), count.total(), time.perf_counter()
     for handle in handles:
+        if handle.finish_reason:
+            raise RuntimeError(f"a sequence has ended too early: {handle.finish_reason} {handle.error}")
         handle.cancel()
     settle(engine)
     engine_s = (end - start) / (two.steps - one.steps)
-    bare_s = bare(engine, batch, context, steps)
+    middle = short + round((before + after) / 2 / batch)
+    bare_s = timed(bare_step(engine, batch, middle), steps)
+    predicted_s = prices.decode_s(batch, middle)
     report(
         part="decode",
         batch=batch,
-        context=context,
+        context=middle,
         engine_ms=1e3 * engine_s,
         bare_ms=1e3 * bare_s,
         host_gap_percent=100 * (engine_s / bare_s - 1),
+        predicted_ms=1e3 * predicted_s,
+        predicted_percent=100 * (predicted_s / engine_s - 1),
         tokens_per_s=(two.tokens_out - one.tokens_out) / (end - start),
     )
 
 
-def prefill(engine, report, tokens):
+def prefill(engine, prices, report, tokens):
     """Time to the first token of one prompt on an idle engine, and of the bare step."""
     prompt = np.random.default_rng(0).integers(0, engine.vocab, tokens)
     times = []
@@ -194,8 +208,42 @@ def prefill(engine, report, tokens):
         next(iter(engine.submit(prompt, Sampling(1, temperature=0.0))))
         times.append(time.perf_counter() - start)
     settle(engine)
-    bare_s = bare_prompt(engine, tokens)
-    report(part="prefill", tokens=tokens, engine_ms=1e3 * statistics.median(times), bare_ms=1e3 * bare_s)
+    bare_s = timed(bare_prompt(engine, tokens), 5)
+    engine_s, predicted_s = statistics.median(times), prices.prefill_s(tokens)
+    report(
+        part="prefill",
+        tokens=tokens,
+        engine_ms=1e3 * engine_s,
+        bare_ms=1e3 * bare_s,
+        predicted_ms=1e3 * predicted_s,
+        predicted_percent=100 * (predicted_s / engine_s - 1),
+    )
+    beside = engine.limits.slots
+    bare_s = timed(bare_prompt(engine, tokens, beside), 5)
+    predicted_s = prices.step_s(beside + tokens, beside + 1, beside * tokens, tokens * (tokens + 1) / 2)
+    report(part="mixed", batch=beside, tokens=tokens, bare_ms=1e3 * bare_s, predicted_ms=1e3 * predicted_s)
+
+
+def kernel_times(engine, report, batches, context):
+    """Which kernels take the time of a bare step, by JAX's profiler."""
+    steps = {f"decode {batch}": bare_step(engine, batch, context) for batch in batches}
+    steps[f"prompt {engine.limits.chunk}"] = bare_prompt(engine, engine.limits.chunk)
+    steps[f"mixed {engine.limits.slots}"] = bare_prompt(engine, engine.limits.chunk // 2, engine.limits.slots)
+    for name, step in steps.items():
+        np.asarray(step())
+        with TemporaryDirectory() as folder:
+            sums = Counter()
+            for kernel, (_, seconds) in kernels(step, Path(folder)).items():
+                sums["".join(letter for letter in kernel if not letter.isdigit())] += seconds
+        for kernel, seconds in sums.most_common(12):
+            report(part="kernels", step=name, all_ms=1e3 * sums.total(), kernel=kernel, ms=1e3 * seconds)
+
+
+def compiled_sizes(engine, report):
+    """What each compiled step takes beside its arguments; a copy of the cache would be seen here."""
+    for shape in engine._buckets.shapes():
+        memory = engine._programs._compiled[shape].memory_analysis()
+        report(part="compiled", shape=str(shape), temporary_gib=memory.temp_size_in_bytes / 2**30)
 
 
 def throughput(engine, report, length, seconds):
@@ -204,28 +252,28 @@ def throughput(engine, report, length, seconds):
     The first requests stand for some that have generated from none to all of their tokens, so that requests end and
     begin evenly from the start.
     """
-    rng, slots, lock = np.random.default_rng(1), engine.limits.slots, threading.Lock()
-    stopped, arrived, waits = [False], {}, []
+    slots, draws = engine.limits.slots, itertools.count()
+    stopped, open_requests, waits, failed = [False], {}, [], []
 
     def submit(done):
-        prompt = rng.integers(0, engine.vocab, length + done)
+        prompt = np.random.default_rng(next(draws)).integers(0, engine.vocab, length + done)
         now = time.perf_counter()
         handle = engine.submit(prompt, Sampling(length - done, temperature=0.0, ignore_eos=True), listen)
-        arrived[handle.id] = (now, done)
+        open_requests[handle.id] = [handle, None if done else now]
 
     def listen(handle, token):
-        if token is None and not stopped[0]:
-            with lock:
-                submit(0)
-        elif token is not None and handle.id in arrived:
-            since, done = arrived.pop(handle.id)
-            if not done:
-                waits.append(time.perf_counter() - since)
+        if token is not None and handle.id in open_requests and open_requests[handle.id][1] is not None:
+            waits.append(time.perf_counter() - open_requests[handle.id][1])
+            open_requests[handle.id][1] = None
+        elif token is None and handle.finish_reason == "error":
+            failed.append(handle.error)
+        elif token is None and not stopped[0]:
+            open_requests.pop(handle.id, None)
+            submit(0)
 
     for number in range(slots):
-        with lock:
-            submit(number * length // slots)
-    while engine.stats().running < slots or engine.stats().waiting:
+        submit(number * length // slots)
+    while ((stats := engine.stats()).running < slots or stats.waiting) and not failed:
         time.sleep(0.05)
     one, start = engine.stats(), time.perf_counter()
     ended = start + seconds
@@ -244,6 +292,10 @@ def throughput(engine, report, length, seconds):
             median_first_token_ms=1e3 * statistics.median(waits) if waits else None,
         )
     stopped[0] = True
+    for handle, _ in list(open_requests.values()):
+        handle.cancel()
+    if failed:
+        raise RuntimeError(failed[0])
 
 
 def leaks(report, requests):
@@ -280,7 +332,7 @@ def leaks(report, requests):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--part", choices=("all", "agreement", "decode", "prefill", "throughput", "leaks"), default="all"
+        "--part", choices=("all", "agreement", "decode", "prefill", "throughput", "kernels", "leaks"), default="all"
     )
     parser.add_argument("--model", default="llama3-8b")
     parser.add_argument("--slots", type=int, default=256)
@@ -319,15 +371,20 @@ def main():
     start = time.perf_counter()
     engine = Engine(config, params, limits, cache, lengths=[options.chunk // 2])
     report(part="start", compiled=len(engine._buckets.shapes()), seconds=time.perf_counter() - start)
-    if options.part in ("all", "prefill"):
-        prefill(engine, report, options.chunk)
-        prefill(engine, report, options.chunk // 2)
+    compiled_sizes(engine, report)
+    prices = step_prices(config, mw.cluster("1x1 h200"), 1)
+    batches = [batch for batch in options.batches if batch <= options.slots]
     if options.part in ("all", "decode"):
-        for batch in options.batches:
-            if batch <= options.slots:
-                decode(engine, report, batch, options.context, options.steps)
+        for batch in batches:
+            decode(engine, prices, report, batch, options.context, options.steps)
+    if options.part in ("all", "prefill"):
+        prefill(engine, prices, report, options.chunk)
+        prefill(engine, prices, report, options.chunk // 2)
     if options.part in ("all", "throughput"):
         throughput(engine, report, options.length, options.seconds)
+        settle(engine)
+    if options.part in ("all", "kernels") and device.platform == "gpu":
+        kernel_times(engine, report, batches, options.context)
     engine.close()
     if options.part == "all":
         agreement(report)
