@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--plain", action="store_true", help="no rehearsals: half of the compilations")
+    parser.add_argument("--profile", type=float, metavar="S", help="plan anew by profiles of so many seconds each")
     parser.add_argument("--small", action="store_true", help="the tiny sizes, to try this file where there is no GPU")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -57,8 +58,9 @@ def as_written() -> Any:
 def device(options: argparse.Namespace) -> None:
     """Compiles in several processes, then times in one after the other: nothing is timed while anything compiles."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    os.environ["MESHWRIGHT_MEASURE"] = "never"
+    os.environ["MESHWRIGHT_MEASURE"] = "never"  # until programs are profiled
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["MESHWRIGHT_CACHE"] = folder  # no measurements of earlier runs
         os.environ["JAX_COMPILATION_CACHE_DIR"] = folder  # with which XLA remembers the kernels that it chose
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "3600"
         _work_in_turns(options)
@@ -99,7 +101,7 @@ def _work(number: int, options: argparse.Namespace, end: float, compiled: Any, t
             if time.time() > end:
                 break
             try:
-                one.measure(options.out)
+                one.measure(options.out, options.profile)
             except Exception as error:
                 traceback.print_exc()
                 one.row["failure"] = f"{type(error).__name__}: {error}"[:500]
@@ -154,7 +156,7 @@ class _Compiled:
             "compile_s": ended - planned,
         }
 
-    def measure(self, out: Path) -> None:
+    def measure(self, out: Path, profile_seconds: float | None) -> None:
         import jax
         from strangers.kernels import kernels
 
@@ -181,6 +183,23 @@ class _Compiled:
         if self.stranger.is_told:
             self.row["kernels"] = kernels(partial(self.step, state, batch), out / "trace")
         self.step = self.share = self.rehearsed = None  # what they hold on the device is let go
+        if profile_seconds:
+            self._profile((state, batch), profile_seconds)
+
+    def _profile(self, args: tuple[Any, Any], seconds: float) -> None:
+        """Plans with a profile, and once more without one: then by what the profile found."""
+        import meshwright as mw
+
+        os.environ.pop("MESHWRIGHT_MEASURE", None)
+        method = mw.Auto(recompute="as written", profile=True, profile_seconds=seconds)
+        started = time.perf_counter()
+        profiled = mw.plan(self.program.step, *args, cluster="1x1 h200", method=method)
+        self.row |= {"profiled_s": profiled.step_s, "profiled_bytes": profiled.memory.peak_bytes}
+        self.row["profile_remarks"] = list(profiled.remarks)
+        again = mw.plan(self.program.step, *args, cluster="1x1 h200", method=as_written())
+        self.row |= {"again_s": again.step_s, "again_bytes": again.memory.peak_bytes}
+        self.row["profiling_s"] = time.perf_counter() - started
+        os.environ["MESHWRIGHT_MEASURE"] = "never"
 
 
 def print_table(options: argparse.Namespace) -> None:
