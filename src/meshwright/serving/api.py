@@ -168,8 +168,8 @@ def get_model(
         blocks: Blocks of the cache, by default what the memory holds.
         block_size: Tokens in a block.
         queue: The most requests that wait.
-        cache: "paged" shares the prefixes of prompts, "slots" has the fastest kernels on GPUs; by default slots there
-            and pages elsewhere.
+        cache: "paged" shares the prefixes of prompts, "slots" has the fastest kernels on GPUs and copies prefixes; by
+            default slots there and pages elsewhere.
         on_progress: Is told what is done; else a line on stderr shows it.
         **options: Fields of the zoo's `Config` as in `mw.hf.load`, such as ``dtype="float32"``.
 

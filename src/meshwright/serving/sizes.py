@@ -9,13 +9,16 @@ import jax
 import numpy as np
 
 from meshwright.errors import DoesNotFit, ServingError
-from meshwright.serving.engine.buckets import row_ladder
 from meshwright.serving.models import Cache, Decoder, PagedCache, SlotCache
 from meshwright.serving.scheduling import Limits
+from meshwright.serving.scheduling.limits import row_ladder
 from meshwright.units import format_bytes
 
 _LONGEST = 4096  # tokens of a sequence by default, where the model reads as many
 _BLOCK = 16  # tokens of a block: prefixes are shared in whole blocks, and a table names one block in 4 bytes
+#: Tokens of a prefix that contiguous slots reuse together. What is saved of a prompt must be worth a call of its own,
+#: which reads all weights, and that takes as long as to compute about so many tokens, on any of the chips.
+_REUSED = 128
 _QUEUED = 16  # requests that wait, for each slot
 #: By default of GPUs and of everything else: slots, and tokens of prompts in a step. Bare steps of an 8B model on an
 #: H200, without an engine around them, took 4.4 ms for one sequence and 14.6 for 256, and 2,048 tokens of a prompt
@@ -97,7 +100,8 @@ def chosen(config: Any, sizes: Sizes, longest: int | None, devices: int) -> tupl
         blocks = sizes.blocks
     slots = min(sizes.slots or most_slots, blocks) if contiguous else sizes.slots or most_slots
     blocks = slots if contiguous else blocks
-    limits = Limits(slots, block, blocks, chunk, chunk + slots, sizes.queue or _QUEUED * slots, max_len)
+    reuse = _REUSED if contiguous else 0
+    limits = Limits(slots, block, blocks, chunk, chunk + slots, sizes.queue or _QUEUED * slots, max_len, reuse)
     if contiguous:
         return limits, SlotCache(banks(slots), max_len, config.dtype)
     return limits, PagedCache(blocks, block, config.dtype)

@@ -86,6 +86,33 @@ def test_contiguous_slots_compute_the_same(name):
         engine.close()
 
 
+@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
+def test_slots_that_hold_a_prefix_are_taken_over_or_copied(name):
+    limits = Limits(4, LENGTH, 4, 8, 12, 100, LENGTH, reuse=4)
+    engine = Engine(model(name).config, model(name).params, limits, SlotCache((1, 3), LENGTH, "float32"))
+    (first, of_first), (second, of_second) = texts(name)
+    try:
+        assert run(engine, [first]) == [of_first]
+        before = engine.stats().prefix_hits
+        assert run(engine, [first]) == [of_first]  # in the same slot, which is free
+        assert engine.stats().prefix_hits == before + (len(first) - 1) // 4 * 4
+        handle = engine.submit([*first, *of_first[:4]], Sampling(60, temperature=0.0))
+        tokens = iter(handle)
+        next(tokens)  # it runs, so that the next ones get copies
+        assert run(engine, [first, second, first[:-3], first]) == [
+            of_first,
+            of_second,
+            run(engine, [first[:-3]])[0],
+            of_first,
+        ]
+        assert [token.id for token in tokens] == of_first[5:]
+        follow = [*second, *of_second[:40]]  # what was generated is reused as well
+        assert run(engine, [follow], Sampling(24, temperature=0.0)) == [of_second[40:]]
+        assert engine.stats().prefix_hits > before + 4 * len(first)
+    finally:
+        engine.close()
+
+
 def test_a_seed_gives_the_same_text_alone_and_among_others():
     engine = paged("llama")
     (first, _), (second, _) = texts("llama")

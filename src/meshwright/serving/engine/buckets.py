@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.serving.models import StepShape
 from meshwright.serving.scheduling import Limits, Slice, StepPlan
 
-_ROWS_APART = 8  # a product with few rows takes about as long as with one
+_FEW_ROWS = 8  # a product with few rows takes about as long as with one
 _TOKENS_APART = 4  # padding at most quadruples a chunk of a prompt
 LEAST_TOKENS = 32  # fewer cost as much as these: the weights are read
 _MOST_PROMPTS = 16
@@ -26,18 +26,6 @@ class PaddedCall:
     shape: StepShape
     rows: Sequence[Slice]
     prompts: Sequence[Slice]
-
-
-def row_ladder(slots: int) -> tuple[int, ...]:
-    """The numbers of rows that are compiled.
-
-    >>> row_ladder(256), row_ladder(4)
-    ((1, 8, 64, 256), (1, 4))
-    """
-    steps = [1]
-    while steps[-1] * _ROWS_APART < slots:
-        steps.append(steps[-1] * _ROWS_APART)
-    return (*steps, slots) if slots > 1 else (1,)
 
 
 def length_ladder(chunk: int) -> tuple[int, ...]:
@@ -71,12 +59,12 @@ class Buckets:
     @property
     def rows(self) -> tuple[int, ...]:
         """Running of steps without prompts."""
-        return row_ladder(self.limits.slots)
+        return self.limits.rungs
 
     @property
     def mixed_rows(self) -> tuple[int, ...]:
         """Running of steps with prompts, which take longer anyway: few sequences, or any number."""
-        few = [rows for rows in self.rows[:-1] if rows == _ROWS_APART]
+        few = [rows for rows in self.rows[:-1] if rows == _FEW_ROWS]
         return (*few, self.rows[-1])
 
     def together(self, tokens: int) -> int:

@@ -193,6 +193,8 @@ class Engine:
     def _launch(self, plan: StepPlan, draws: "Mapping[Slice, _Draw]") -> "_Flight":
         """Sends a step to the device, and the draws of its tokens."""
         flight = _Flight(plan, draws, [])
+        for source, target in plan.copies:
+            self._programs.copy(source, target)
         for call in self._buckets.calls(plan):
             rows, prompts = self._programs.step(call.shape, self._buckets.packed(call))
             for scores, numbers, pieces in (

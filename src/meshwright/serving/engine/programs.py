@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.progress import Say
-from meshwright.serving.models import Decoder, Draw, Kind, StepShape
+from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape
 from meshwright.serving.models.sampling import draw
 from meshwright.serving.requests import MOST_LOGPROBS
 from meshwright.zoo.layers import PyTree
 
 Compiled = Callable[..., Any]
+_COPY = "copy of a slot"
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ class Programs:
         work: list[tuple[Hashable, Callable[[], Compiled]]] = []
         work += [(shape, partial(self._compile_step, shape)) for shape in shapes]
         work += [((kind, rows), partial(self._compile_draw, kind, rows)) for rows in draws for kind in Kind]
+        if isinstance(self.decoder.cache, SlotCache):
+            work.append((_COPY, self._compile_copy))
         work = [(key, make) for key, make in work if key not in self._compiled]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for number, (key, compiled) in enumerate(
@@ -69,6 +72,10 @@ class Programs:
         """Runs a step; the scores of its rows and of its prompts, still on the device."""
         self.arrays, rows, prompts = self._compiled[shape](self.params, self.arrays, self.last, packed)
         return rows, prompts
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies what one slot of a contiguous cache holds to another."""
+        self.arrays = self._compiled[_COPY](self.arrays, np.array([source, target], np.int32))
 
     def draw(self, kind: Kind, scores: jax.Array, packed: np.ndarray) -> jax.Array:
         """Draws tokens, for `Drawn.unpack`; they are on their way to the host, and known to the next step at once."""
@@ -86,6 +93,13 @@ class Programs:
         )
         packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
         return function.lower(self.params, _types(self.arrays), _types(self.last), packed).compile()
+
+    def _compile_copy(self) -> Compiled:
+        place = self.placement
+        function = jax.jit(
+            self.decoder.copied, donate_argnums=0, in_shardings=(place.arrays, place.rest), out_shardings=place.arrays
+        )
+        return function.lower(_types(self.arrays), jax.ShapeDtypeStruct((2,), jnp.int32)).compile()
 
     def _compile_draw(self, kind: Kind, rows: int) -> Compiled:
         config = self.decoder.config

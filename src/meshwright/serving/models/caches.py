@@ -164,6 +164,15 @@ class SlotCache:
         k, v = (self._read([bank[part] for bank in layer], prompts.slots) for part in (0, 1))
         return attend_chunk(q, k, v, prompts.positions, options)
 
+    def copied(self, layer: PyTree, source: Array, target: Array) -> PyTree:
+        """A layer's arrays with the whole of one slot copied to another, so that a prompt begins with its prefix."""
+        new = [self._read([bank[part] for bank in layer], source[None])[0] for part in (0, 1)]
+        banks = []
+        for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
+            row = jnp.where((target >= start) & (target < start + slots), target - start, slots)
+            banks.append(tuple(array.at[row].set(one, mode="drop") for array, one in zip(bank, new, strict=True)))
+        return tuple(banks)
+
     def _read(self, banks: Sequence[Array], slots: Array) -> Array:
         """The places of some sequences, (sequences, length, kv_heads, head_dim)."""
         read = banks[0].at[slots].get(mode="clip")

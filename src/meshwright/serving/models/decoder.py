@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from meshwright.errors import ServingError
 from meshwright.serving.models.attention import Scoring
-from meshwright.serving.models.caches import Cache
+from meshwright.serving.models.caches import Cache, SlotCache
 from meshwright.serving.models.work import Prompts, Running, StepShape
 from meshwright.zoo.layers import Array, PyTree
 
@@ -91,6 +91,11 @@ class Decoder:
         positions = jnp.minimum(positions, self._most_positions() - 1)
         scores = family.logits(self.config, params, tokens, positions, mix, wanted)[0]
         return mix.arrays, scores[: shape.rows], scores[shape.rows :]
+
+    def copied(self, arrays: PyTree, pair: Array) -> PyTree:
+        """The cache with the whole of one slot, the first of a pair, copied to another."""
+        assert isinstance(self.cache, SlotCache), "pages are shared and never copied"
+        return [self.cache.copied(layer, pair[0], pair[1]) for layer in arrays]
 
     def _most_positions(self) -> int:
         return getattr(self.config, "positions", None) or 2**30

@@ -4,12 +4,27 @@ from dataclasses import dataclass, fields
 
 from meshwright.errors import ServingError
 
+_ROWS_APART = 8  # a product with few rows takes about as long as with one
+
+
+def row_ladder(slots: int) -> tuple[int, ...]:
+    """The numbers of rows that are compiled.
+
+    >>> row_ladder(256), row_ladder(4)
+    ((1, 8, 64, 256), (1, 4))
+    """
+    steps = [1]
+    while steps[-1] * _ROWS_APART < slots:
+        steps.append(steps[-1] * _ROWS_APART)
+    return (*steps, slots) if slots > 1 else (1,)
+
 
 @dataclass(frozen=True)
 class Limits:
     """What the requests of one engine share.
 
-    A cache of contiguous slots is the case of one block per sequence: `block_size=max_len, blocks=slots`.
+    A cache of contiguous slots is the case of one block per sequence: `block_size=max_len, blocks=slots`; prefixes are
+    reused in pieces of `reuse` tokens then.
 
     Attributes:
         slots: The most sequences in one step.
@@ -19,6 +34,7 @@ class Limits:
         token_budget: The most tokens in one step, of prompts and of sequences that generate.
         queue: The most requests that wait; one more is refused.
         max_len: The most tokens of one sequence, its prompt included.
+        reuse: Tokens of a piece of a prefix that contiguous slots have in common; 0 where blocks are shared.
     """
 
     slots: int
@@ -28,17 +44,23 @@ class Limits:
     token_budget: int
     queue: int
     max_len: int
+    reuse: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if value < 1:
-                raise ServingError(f"{field.name} is {value}; give at least 1")
+            value, least = getattr(self, field.name), int(field.name != "reuse")
+            if value < least:
+                raise ServingError(f"{field.name} is {value}; give at least {least}")
         if self.token_budget < self.slots:
             raise ServingError(
                 f"token_budget is {self.token_budget}, less than one token for each of {self.slots} slots; "
                 f"give at least {self.slots}"
             )
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """The numbers of sequences that steps are compiled for."""
+        return row_ladder(self.slots)
 
     def blocks_for(self, tokens: int) -> int:
         """How many blocks hold so many tokens."""

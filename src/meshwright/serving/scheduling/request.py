@@ -112,13 +112,13 @@ class Request:
             self._names.append(blake2b(before + content, digest_size=16).digest())
         return self._names
 
-    def newly_full(self, computed: int, block_size: int) -> list[tuple[int, bytes]]:
-        """Blocks that became full of computed tokens since the last call, each with its name."""
+    def newly_full(self, computed: int, block_size: int) -> tuple[int, list[bytes]]:
+        """The names of the blocks that became full of computed tokens since the last call, and which is the first."""
         first, end = self._named, computed // block_size
         if self.prompt is None or end <= first:
-            return []
+            return first, []
         self._named = end
-        return list(zip(self.block_table[first:end], self.names(block_size)[first:end], strict=True))
+        return first, self.names(block_size)[first:end]
 
     def start(self, slot: int, block_table: list[int], computed: int, named: int) -> None:
         """It runs from now on, with a prefix that is computed and the blocks of it that have names."""

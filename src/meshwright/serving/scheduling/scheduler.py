@@ -14,7 +14,6 @@ out at once, since a device carries out its steps in order.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from types import MappingProxyType
 
 from meshwright.errors import ServingError
@@ -22,6 +21,7 @@ from meshwright.serving.requests import Overloaded
 from meshwright.serving.scheduling.blocks import BlockPool
 from meshwright.serving.scheduling.limits import Limits
 from meshwright.serving.scheduling.request import Request, Status
+from meshwright.serving.scheduling.slots import SlotPool
 
 _NONE: Mapping[int | str, str] = MappingProxyType({})
 
@@ -51,9 +51,15 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step computes; nothing is to be done where there are no slices."""
+    """What one step computes; nothing is to be done where there are no slices.
+
+    Attributes:
+        slices: The tokens.
+        copies: What is copied before, in this order: the whole of one slot to another.
+    """
 
     slices: tuple[Slice, ...]
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -81,7 +87,8 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []  # in the order in which they came
         self._open: dict[int | str, Request] = {}
-        self._slots = list(range(limits.slots))  # a heap: low slots first, so that steps of few requests are narrow
+        self._slots = SlotPool(limits.rungs)
+        self._copies: list[tuple[int, int]] = []  # of the next step
 
     @property
     def running(self) -> int:
@@ -150,7 +157,8 @@ class Scheduler:
             count = min(request.num_tokens - request.computed, room)
             room -= count
             slices.append(self._slice(request, count))
-        return StepPlan(tuple(slices))
+        copies, self._copies = tuple(self._copies), []
+        return StepPlan(tuple(slices), copies)
 
     def commit(
         self, plan: StepPlan, tokens: Sequence[int] | None = None, ended: Mapping[int | str, str] = _NONE
@@ -169,7 +177,7 @@ class Scheduler:
         sampling = sum(1 for piece in plan.slices if piece.samples)
         assert tokens is None or len(tokens) == sampling, f"{sampling} tokens are due"
         values = iter(tokens or [0] * sampling)
-        size, over = self.limits.block_size, []
+        over = []
         for piece in plan.slices:
             request = piece.request
             token = next(values) if piece.samples else 0
@@ -178,14 +186,24 @@ class Scheduler:
             if piece.samples:
                 request.generated.append(token)
             if piece.block_table is request.block_table:  # not preempted since
-                for block, name in request.newly_full(piece.start + piece.count, size):
-                    self.pool.name(block, name)
+                self._name(request, piece.start + piece.count)
             if piece.samples:
                 reason = ended.get(request.id) or ("length" if len(request.generated) == request.max_tokens else None)
                 if reason is not None:
                     self._end(request, reason)
                     over.append(request)
         return over
+
+    def _name(self, request: Request, computed: int) -> None:
+        """Says which parts of the cache hold what of a request, so that others may begin with it."""
+        reuse = self.limits.reuse
+        first, names = request.newly_full(computed, reuse or self.limits.block_size)
+        if reuse:
+            assert request.slot is not None
+            self._slots.name(request.slot, names)
+            return
+        for block, name in zip(request.block_table[first:], names, strict=False):
+            self.pool.name(block, name)
 
     def _slice(self, request: Request, count: int) -> Slice:
         start, follows = request.computed, request.num_generated > len(request.generated)
@@ -212,9 +230,9 @@ class Scheduler:
 
     def _admit(self, request: Request) -> bool:
         """Gives a waiting request a slot, blocks for all its tokens and what the cache has of them, if it can."""
-        if not self._slots or request.num_generated > len(request.generated):  # its last token is on its way
+        if not self._slots.available or request.num_generated > len(request.generated):  # its last token is on its way
             return False
-        size = self.limits.block_size
+        size = self.limits.reuse or self.limits.block_size
         names = request.names(size)[: (request.num_tokens - 1) // size]  # one token at least is computed
         prefix = self.pool.prefix(names)
         fresh = self.limits.blocks_for(request.num_tokens) - len(prefix)
@@ -222,12 +240,16 @@ class Scheduler:
         if fresh + spare > self.pool.available - self.pool.idle(prefix):
             return False
         self.pool.share(prefix)
-        computed = len(prefix) * size
+        place = self._slots.take(names if self.limits.reuse else ())
+        pieces = place.pieces or len(prefix)
+        computed = pieces * size
+        if place.source is not None:
+            self._copies.append((place.source, place.slot))
         if not request.preemptions:
             request.cached_tokens = computed
             self.prompt_tokens += request.num_prompt
             self.cached_tokens += computed
-        request.start(heappop(self._slots), prefix + self.pool.allocate(fresh), computed, len(prefix))
+        request.start(place.slot, prefix + self.pool.allocate(fresh), computed, pieces)
         return True
 
     def _will_grow(self, request: Request) -> bool:
@@ -248,5 +270,5 @@ class Scheduler:
         """Gives a running request's blocks and slot back."""
         assert request.slot is not None
         self.pool.free(request.block_table)
-        heappush(self._slots, request.slot)
+        self._slots.free(request.slot)
         request.stop(status)
