@@ -11,6 +11,7 @@ import numpy as np
 
 Range = tuple[int, int]  # the first index, and one past the last
 Fill = Callable[[str, tuple[slice, ...], np.ndarray], None]
+Empty = Callable[[list[int], np.dtype], np.ndarray]
 _BLOCK = 2**14  # elements that are copied at a time
 
 
@@ -89,7 +90,16 @@ class Place:
             dim: (at, at + 1) for dim, at in self.picked.items()
         }
 
-    def read(self, index: tuple[slice, ...], dtype: np.dtype, fill: Fill) -> np.ndarray:
+    @property
+    def in_order(self) -> bool:
+        """Whether a tensor's elements lie as the parameter's do."""
+        return tuple(dim for dim in self._stored if dim not in self.picked) == self.dims
+
+    @property
+    def _stored(self) -> list[str]:
+        return [*self.joined, *(dim for group in self.groups for dim in group)]
+
+    def read(self, index: tuple[slice, ...], dtype: np.dtype, fill: Fill, empty: Empty = np.empty) -> np.ndarray:
         """A part of the parameter, as a view of what was read: its elements lie as the checkpoint has them.
 
         JAX transposes while it copies to a device, three times as quickly as NumPy does on the host.
@@ -98,17 +108,18 @@ class Place:
             index: Which part.
             dtype: The dtype of the tensors.
             fill: `fill(name, slices, target)` reads a part of a tensor into an array.
+            empty: `empty(shape, dtype)` gives an array to read into.
         """
         ranges = self.ranges(index)
         narrowed = [_narrowed(group, ranges, self.sizes) for group in self.groups]
         slices = tuple(slice(*bounds) for bounds, _, _ in narrowed)
         num_joined = [ranges[dim][1] - ranges[dim][0] for dim in self.joined]
-        stored = np.empty([*num_joined, *(bounds[1] - bounds[0] for bounds, _, _ in narrowed)], dtype)
+        stored = empty([*num_joined, *(bounds[1] - bounds[0] for bounds, _, _ in narrowed)], dtype)
         for name, joined in self.tensors(ranges):
             fill(name, slices, stored[tuple(joined[dim] - ranges[dim][0] for dim in self.joined)])
         split = stored.reshape([*num_joined, *(size for _, sizes, _ in narrowed for size in sizes)])
         inner = split[tuple([slice(None)] * len(num_joined) + [part for _, _, parts in narrowed for part in parts])]
-        return self._to_parameter(inner, [*self.joined, *(dim for group in self.groups for dim in group)])
+        return self._to_parameter(inner, self._stored)
 
     def _to_parameter(self, tensor: np.ndarray, order: list[str]) -> np.ndarray:
         """A tensor whose dims are `order`, without picked dims and with the others in the parameter's order."""

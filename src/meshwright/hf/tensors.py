@@ -20,7 +20,7 @@ from meshwright.hf.files import read_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_BLOCK = 2**22  # bytes that are read at a time where not all of them are asked for
+_BLOCK = 2**20  # bytes that are read at a time where not all of them are asked for
 _GAP = 2**16  # bytes that are not asked for and are read nevertheless, which is quicker than to read around them
 
 
