@@ -9,7 +9,7 @@ import time
 import pytest
 
 from meshwright.cli.console import CommandError
-from meshwright.cli.launch import device_settings
+from meshwright.cli.launching.settings import device_settings
 
 pytestmark = pytest.mark.slow
 

@@ -54,7 +54,7 @@ def meet(
     else:
         found = {0: _join(split_address(address), here, timeout_s)}
     for connection in found.values():
-        _keep_alive(connection, heartbeat_s)
+        keep_alive(connection, heartbeat_s)
     return found
 
 
@@ -76,10 +76,10 @@ def reserved_port(host: str = "") -> socket.socket:
     return held
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[host]:port``."""
+def split_address(address: str, *, any_port: bool = False) -> tuple[str, int]:
+    """Host and port of ``host:port`` or ``[host]:port``; ``any_port``: port 0 stands for any that is free."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    if not host or not port.isdecimal() or not 0 < int(port) + any_port < 2**16:
         raise ProcessError(f"the coordinator's address is {address!r}; give host:port, such as 10.0.0.1:1234")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -224,7 +224,7 @@ def _is_open(connection: socket.socket) -> bool:
         connection.setblocking(True)
 
 
-def _keep_alive(connection: socket.socket, heartbeat_s: float) -> None:
+def keep_alive(connection: socket.socket, heartbeat_s: float) -> None:
     """Has the kernel check that the other host answers, since Python may be busy."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import Any, BinaryIO
@@ -31,21 +32,52 @@ _PERMANENT = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Ending:
+    """How the processes of one host ended.
+
+    Attributes:
+        code: 0 if all ended well; otherwise the exit code of the one that failed first, as a shell has it.
+        said: Which one that was, how it ended, and its last lines; empty where a signal ended the run.
+        is_permanent: Whether it failed by an error that it would meet again, such as a plan that cannot be made.
+        is_consequence: Whether it ended since another process had, perhaps on another host.
+    """
+
+    code: int
+    said: tuple[str, ...] = ()
+    is_permanent: bool = False
+    is_consequence: bool = False
+
+    def explain(self) -> None:
+        """Says which process failed first, and how."""
+        for number, line in enumerate(self.said):
+            note(line if number else f"meshwright launch: {line}")
+
+
 class Crew:
-    """The processes of one run.
+    """The processes that run on this host.
 
     Args:
         command: What each process runs.
         settings: The environment of each process.
         grace_s: How long processes have to end after SIGTERM or Ctrl-C.
+        first: The number of the first one among all processes of the run.
+        count: How many processes the run has on all hosts; by default those of this host.
 
     Attributes:
         is_stopped: Whether a signal ended the run.
-        is_permanent: Whether it failed by an error that it would meet again, such as a plan that cannot be made.
     """
 
-    def __init__(self, command: Sequence[str], settings: Sequence[Mapping[str, str]], grace_s: float):
-        self.is_stopped = self.is_permanent = False
+    def __init__(
+        self,
+        command: Sequence[str],
+        settings: Sequence[Mapping[str, str]],
+        grace_s: float,
+        first: int = 0,
+        count: int | None = None,
+    ):
+        self.is_stopped = self._is_asked = False
+        self._first, self._count = first, len(settings) if count is None else count
         self._grace_s, self._after_failure_s = grace_s, min(grace_s, _FAILED_S)
         self._kill_at = float("inf")
         self._printing = Lock()
@@ -66,13 +98,9 @@ class Crew:
             for environment in settings
         ]
 
-    def run(self) -> int:
-        """Waits for all processes.
-
-        Returns:
-            0 if all ended well; otherwise the exit code of the one that failed first, as a shell has it.
-        """
-        before = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    def run(self) -> Ending:
+        """Waits for all processes."""
+        before = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             for process in range(len(self._children)):
                 Thread(target=self._watch, args=(process,), daemon=True).start()
@@ -83,7 +111,19 @@ class Crew:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _wait(self) -> int:
+    def end(self, number: int) -> None:
+        """Sends all processes a signal; those that do not heed it in time are killed."""
+        self._is_asked = True
+        self._kill_at = min(self._kill_at, time.monotonic() + self._grace_s)
+        for child in self._children:
+            if child.returncode is None:
+                child.send_signal(number)
+
+    def kill_later(self) -> None:
+        """Kills those that do not end by themselves, as processes do that learn of the failure of another one."""
+        self._kill_at = min(self._kill_at, time.monotonic() + self._after_failure_s)
+
+    def _wait(self) -> Ending:
         waiting = set(range(len(self._children)))
         failed: list[int] = []
         while waiting:
@@ -105,19 +145,22 @@ class Crew:
             if waiting and time.monotonic() >= self._kill_at:
                 self._kill(sorted(waiting))
         if not failed:
-            return 0
+            return Ending(0)
         first = next((process for process in failed if process not in self._followed), failed[0])
         code = self._children[first].returncode
-        self.is_permanent = code == _WRONG_USE or any(map(_PERMANENT.match, self._last[first]))
-        if not self.is_stopped:
-            self._explain(first)
-        return _shell_code(self._children[first].returncode)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+        return Ending(
+            128 - code if code < 0 else code,
+            () if self.is_stopped else self._said(first, how),
+            is_permanent=code == _WRONG_USE or any(map(_PERMANENT.match, self._last[first])),
+            is_consequence=first in self._followed,
+        )
 
-    def _end_stopped(self, process: int) -> int:
+    def _end_stopped(self, process: int) -> Ending:
         """Names a process that was stopped, for which the others waited in vain; all are killed."""
         time.sleep(_TICK_S)  # until what it printed before is read
-        self._print_last(process, "was stopped (SIGSTOP), and the others waited for it in vain")
-        return 128 + signal.SIGSTOP
+        said = self._said(process, "was stopped (SIGSTOP), and the others waited for it in vain")
+        return Ending(128 + signal.SIGSTOP, said)
 
     def _watch(self, process: int) -> None:
         """Prints what a process prints, until it ends."""
@@ -141,39 +184,32 @@ class Crew:
             self._last[process].append(line.decode("utf-8", "replace").rstrip())
             with self._printing:
                 try:
-                    out.write(b"[%d] %s\n" % (process, line.rstrip(b"\r\n")))
+                    out.write(b"[%d] %s\n" % (self._first + process, line.rstrip(b"\r\n")))
                     out.flush()
                 except OSError:  # nobody reads any more, as in `meshwright launch … | head`
                     if not self.is_stopped:
-                        self._stop(signal.SIGTERM, None)
+                        self._pass_on(signal.SIGTERM, None)
 
-    def _stop(self, number: int, _: Any) -> None:
+    def _pass_on(self, number: int, _: Any) -> None:
         """Passes a signal on to all processes; a second one kills them."""
         self._kill_at = 0.0 if self.is_stopped else time.monotonic() + self._grace_s
         self.is_stopped = True
-        for child in self._children:
-            if child.returncode is None:
-                child.send_signal(number)
+        self.end(number)
 
     def _kill(self, processes: list[int]) -> None:
-        named = f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"
+        numbers = ", ".join(str(self._first + process) for process in processes)
+        named = f"process{'es' if len(processes) > 1 else ''} {numbers}"
         advice = "a loop that calls mw.preempted() saves its state and ends in time"
         after = f"{self._grace_s:g} s after the signal; {advice}"
-        since = after if self.is_stopped else f"{self._after_failure_s:g} s after another one failed"
+        since = after if self._is_asked else f"{self._after_failure_s:g} s after another one failed"
         note(f"meshwright launch: killed {named}, still running {since}")
         self._kill_at = float("inf")
         for process in processes:
             self._children[process].kill()
 
-    def _explain(self, process: int) -> None:
-        code = self._children[process].returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-        self._print_last(process, how)
-
-    def _print_last(self, process: int, how: str) -> None:
-        note(f"meshwright launch: process {process} of {len(self._children)} {how}; its last lines:")
-        for line in self._last[process] or ["(it printed nothing)"]:
-            note(f"    {line}")
+    def _said(self, process: int, how: str) -> tuple[str, ...]:
+        head = f"process {self._first + process} of {self._count} {how}; its last lines:"
+        return head, *(f"    {line}" for line in self._last[process] or ["(it printed nothing)"])
 
 
 def _is_stopped(pid: int) -> bool:
@@ -184,10 +220,6 @@ def _is_stopped(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # it has ended
         return False
-
-
-def _shell_code(code: int) -> int:
-    return 128 - code if code < 0 else code
 
 
 def _ending_with_parent() -> Callable[[], None] | None:
