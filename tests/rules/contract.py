@@ -5,7 +5,7 @@ partial results of a reducing loop are combined by its kind. No devices are need
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import combinations, product
 from math import prod
@@ -99,6 +99,19 @@ class Shard:
             shape = [-1 if axis == d else 1 for axis in range(array.ndim)]
             array = np.where(inside.reshape(shape), taken, np.asarray(fill, array.dtype))
         return array
+
+
+def done_plainly(nest: LoopNest) -> LoopNest:
+    """A nest without splits for which the runtime computes an operation by hand: its own tests compare those."""
+    mixing = nest.mixing
+    loops = tuple(replace(m, kind="unsplittable") if i == mixing.queries else m for i, m in enumerate(nest.loops))
+    operands, results = (
+        tuple(tuple(tuple(loop for loop in dim if loop != mixing.ring) for dim in dims) for dims in side)
+        for side in (nest.operands, nest.results)
+    )
+    if mixing.ring >= 0:
+        loops = (*loops[: mixing.ring], replace(loops[mixing.ring], kind="unsplittable"), *loops[mixing.ring + 1 :])
+    return replace(nest, loops=loops, operands=operands, results=results)
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from meshwright.rules import LoopNest, has_rule, loop_nest
 from meshwright.rules.registry import builtin_rules
 
 from .cases import Builder, Sizes, cases_of, draws_sizes
-from .contract import Case, all_at_once, check, one_and_two_axes, signature, to_single_iterations
+from .contract import Case, all_at_once, check, done_plainly, one_and_two_axes, signature, to_single_iterations
 
 CASES = cases_of("CASES")
 ALIKE = cases_of("ALIKE")
@@ -52,7 +52,7 @@ def _prepare(primitive: str, build: Builder, seed: int) -> tuple[Case, LoopNest]
     case = build(Sizes(seed))
     op = signature(primitive, case)
     assert has_rule(op)
-    nest = loop_nest(op)
+    nest = done_plainly(loop_nest(op))
     for dims, tensors in ((nest.operands, op.operands), (nest.results, op.results)):
         for dim_loops, tensor in zip(dims, tensors, strict=True):
             assert tuple(prod(nest.loops[loop].size for loop in dim) for dim in dim_loops) == tensor.shape

@@ -32,7 +32,7 @@ def loops_by_type(nest: LoopNest, data: int) -> dict[str, tuple[int, ...]]:
     of_rest = set().union(*(loops for place, loops in enumerate(operands) if place != data))
     loops_of: dict[str, tuple[int, ...]] = {}
     for index, loop in enumerate(nest.loops):
-        if loop.size < 2 or loop.kind == "unsplittable":
+        if loop.size < 2 or loop.kind == "unsplittable" or index == nest.mixing.ring:
             continue
         if index in result:
             name = BATCH if index in of_data & of_rest else ROWS if index in of_data else COLUMNS

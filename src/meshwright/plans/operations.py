@@ -15,11 +15,11 @@ class Collective:
         kind: all_reduce, all_gather, reduce_scatter, all_to_all or permute.
         axes: Names of the mesh axes it runs over.
         bytes: Bytes by the convention of `Mesh.collective_s`, of one trip.
-        seconds: Time of all trips together.
+        seconds: Time of all trips together; of what goes around in a ring, the part that its operation waits for.
         phase: forward, backward or update.
         operation: The operation that makes or needs the value.
         source: The user's source line of that operation.
-        purpose: gradient, activation, halo or reshard.
+        purpose: gradient, activation, halo, reshard, exchange (of early and late tokens) or ring.
         trips: How often it runs in one step.
         serial: That operation's place in the traced program; -1 where there is none.
         argument: Whether it moves an argument, or a cast of one, which is available from the start.

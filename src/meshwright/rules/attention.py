@@ -1,14 +1,15 @@
 """cuDNN's fused attention, as `jax.nn.dot_product_attention(implementation="cudnn")` calls it.
 
 Batch and heads are parallel. Heads of queries are groups that share one head of keys and values. A device may also have
-a part of the queries, with all keys and values, but only where no mask depends on a query's position: the kernel counts
-positions from the first query that it is given. Dropout draws by position, too, and packed sequences have no dims of
-their own, so calls with either are not split.
+a part of the queries, with all keys and values; or a part of both, the keys and values being passed around in a ring.
+The kernel counts positions from the first query that it is given, so where a mask depends on positions devices call it
+by blocks (`Mixing`); under a causal mask they first exchange half of their tokens, since late ones see more. Dropout
+draws by position, too, and packed sequences have no dims of their own, so calls with either are not split.
 """
 
 from math import prod
 
-from meshwright.rules.base import Dims, LoopNest, Rule, Signature
+from meshwright.rules.base import Dims, LoopNest, Mixing, Rule, Signature
 from meshwright.rules.builder import Loops
 
 Dim = tuple[int, ...]
@@ -38,8 +39,39 @@ class _Attention:
         self.heads = self.kv_heads
         if query[head_at] != key[head_at]:
             self.heads += self.loops.add(query[head_at] // key[head_at], summed)
-        self.query_tokens = self.loops.add(query[token_at], summed if _is_unmasked(op) else "unsplittable")
         self.tokens, self.width, self.value_width = self.loops.fixed((key[token_at], *self.widths))
+        self._split_tokens(query[token_at], key[token_at], summed)
+        self.mixing = self._mixing(backward)
+
+    def _split_tokens(self, queries: int, keys: int, summed: str) -> None:
+        """Loops over the tokens of queries and over the ring, as far as masks and biases allow."""
+        mask, window = str(self.op.params["mask_type"]).rpartition(".")[2], self.window
+        is_biased, is_square = len(self.op.operands[_BIAS].shape) == 4, queries == keys
+        causal = "CAUSAL" in mask
+        if causal or window:  # a window that reaches over half of the tokens would be repeated by every device
+            can = is_square and not is_biased and causal and (2 * window <= keys and "PADDING" not in mask or not window)
+        else:
+            can = True
+        self.balanced = can and causal and not window
+        halves = 2 if self.balanced and queries % 2 == 0 else 1
+        can = can and halves == 1 + self.balanced
+        tokens = self.loops.add(queries // halves, summed if can else "unsplittable")
+        self.by_hand = tokens[0] if can and (mask != "NO_MASK" or window) else -1
+        self.query_tokens = tokens + (self.loops.add(2, "unsplittable") if halves == 2 else ())
+        self.ring = -1
+        if can and is_square and not is_biased and not window:
+            (self.ring,) = ring = self.loops.add(queries // halves)
+            self.query_tokens, self.tokens = self.query_tokens + ring, self.tokens + ring
+
+    @property
+    def window(self) -> int:
+        """How many keys each query sees, under a sliding window; else 0."""
+        return int(self.op.params.get("sliding_window_length") or 0)
+
+    def _mixing(self, backward: bool) -> Mixing:
+        if self.by_hand < 0 and self.ring < 0:
+            return Mixing()
+        return Mixing(self.by_hand, self.ring, self.balanced, (1, 2), (1, 2) if backward else ())
 
     def _kind(self, bias_dim: int, summed: str) -> str:
         """The kind of the loop over the batch or over heads: parallel, unless a bias is shared along it."""
@@ -78,8 +110,7 @@ class _Attention:
     def flops(self, over_width: int, over_value_width: int) -> float:
         """FLOPs of so many products over the heads' width and over the values' width, of unmasked scores alone."""
         batch, heads, query_tokens, tokens = self.sizes
-        causal, window = "CAUSAL" in str(self.op.params["mask_type"]), self.op.params.get("sliding_window_length")
-        scores = unmasked_scores(query_tokens, tokens, causal, window or 0)
+        scores = unmasked_scores(query_tokens, tokens, "CAUSAL" in str(self.op.params["mask_type"]), self.window)
         width, value_width = self.widths
         return 2.0 * batch * heads * scores * (over_width * width + over_value_width * value_width)
 
@@ -92,17 +123,13 @@ def unmasked_scores(query_tokens: int, tokens: int, causal: bool, window: int) -
     return scores
 
 
-def _is_unmasked(op: Signature) -> bool:
-    """Whether no score is masked because of its position."""
-    return str(op.params["mask_type"]).endswith("NO_MASK") and not op.params.get("sliding_window_length")
-
-
 def most_parts(op: Signature) -> int | None:
     """Over how many devices a call can be split at most, if a mask keeps its queries together; None for other calls."""
-    if op.primitive not in RULES or _is_unmasked(op):
+    nest = RULES[op.primitive](op) if op.primitive in RULES else None
+    tokens = op.operands[0].shape[2 if op.params.get("layout") == HEADS_BEFORE_TOKENS else 1] if nest else 0
+    if nest is None or any(loop.kind != "unsplittable" and loop.size in (tokens, tokens // 2) for loop in nest.loops):
         return None
-    nest = RULES[op.primitive](op)
-    return prod(loop.size for loop in nest.loops if loop.kind != "unsplittable") if nest else None
+    return prod(loop.size for loop in nest.loops if loop.kind != "unsplittable")
 
 
 def _is_split(op: Signature) -> bool:
@@ -123,7 +150,7 @@ def forward(op: Signature) -> LoopNest:
     if not _is_split(op):
         return _whole(op, call.flops(1, 1))
     results = [call.output(), call.statistics()][: len(op.results)]
-    return call.loops.nest(call.inputs(), results, call.flops(1, 1), leads=True)
+    return call.loops.nest(call.inputs(), results, call.flops(1, 1), leads=True, mixing=call.mixing)
 
 
 def backward(op: Signature) -> LoopNest:
@@ -133,7 +160,7 @@ def backward(op: Signature) -> LoopNest:
         return _whole(op, call.flops(3, 2))
     inputs = call.inputs()
     operands = [*inputs, call.statistics(), call.output(), call.output()]
-    return call.loops.nest(operands, inputs[: len(op.results)], call.flops(3, 2), leads=True)
+    return call.loops.nest(operands, inputs[: len(op.results)], call.flops(3, 2), leads=True, mixing=call.mixing)
 
 
 RULES: dict[str, Rule] = {

@@ -88,6 +88,28 @@ class Sent(NamedTuple):
     trips: float
 
 
+class Mixing(NamedTuple):
+    """How an operation that mixes positions is computed where they are split: by hand, not by the plain operation.
+
+    Attributes:
+        queries: The loop whose split gives each device some of the positions, which it mixes with all others; -1 for
+            none, or where the plain operation does that.
+        ring: The loop whose split gives each device some of the positions of all operands, those that are mixed in
+            being passed around; -1 for none. It takes the place of another loop of the same dims, in whose size it does
+            not count, and no axis splits both.
+        balanced: Whether early positions see fewer others, so that each device exchanges half of its positions: of 2n
+            parts device i has the parts i and 2n−1−i.
+        passed: The operands that are passed around.
+        returned: The results that are summed up on their way around, as float32.
+    """
+
+    queries: int = -1
+    ring: int = -1
+    balanced: bool = False
+    passed: tuple[int, ...] = ()
+    returned: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class LoopNest:
     """A rule's answer for one operation.
@@ -103,6 +125,7 @@ class LoopNest:
             pixels under a convolution's window. Splitting them spreads the fetches, splitting other loops does not.
         special: Whether each element takes a special function: a division, a root, an exponential or the like.
         sent: Collectives that are part of the operation.
+        mixing: How it is computed where positions that it mixes are split.
 
     Examples:
         >>> loops = (Loop(8), Loop(4, "sum"), Loop(2))
@@ -120,6 +143,7 @@ class LoopNest:
     fetching: tuple[int, ...] = field(default=(), kw_only=True)
     special: bool = field(default=False, kw_only=True)
     sent: tuple[Sent, ...] = field(default=(), kw_only=True)
+    mixing: Mixing = field(default=Mixing(), kw_only=True)
 
     @property
     def num_fetches(self) -> float:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from meshwright.rules.base import Dims, Loop, LoopNest, Sent, Signature
+from meshwright.rules.base import Dims, Loop, LoopNest, Mixing, Sent, Signature
 
 
 class Loops:
@@ -35,10 +35,12 @@ class Loops:
         leads: bool = False,
         fetching: tuple[int, ...] = (),
         sent: tuple[Sent, ...] = (),
+        mixing: Mixing | None = None,
     ) -> LoopNest:
         """The finished nest."""
-        loops, kinds = tuple(self.loops), {"fusible": fusible, "leads": leads}
-        return LoopNest(loops, tuple(operands), tuple(results), flops, **kinds, fetching=fetching, sent=sent)
+        about = {"fetching": fetching, "sent": sent, "mixing": mixing or Mixing()}
+        sides = tuple(self.loops), tuple(operands), tuple(results)
+        return LoopNest(*sides, flops, fusible=fusible, leads=leads, **about)
 
 
 def same_shape(

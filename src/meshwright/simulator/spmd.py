@@ -2,8 +2,9 @@
 
 The purpose of a collective determines its dependencies. Reductions of gradients overlap the backward pass, and the
 update waits for them; where the plan has barriers between layers, the second layer after them does. Copies of arguments
-and of their casts (ZeRO-3's parameters) are prefetched during the operations before the one that reads them. Every
-other collective blocks the operation that needs it.
+and of their casts (ZeRO-3's parameters) are prefetched during the operations before the one that reads them. Keys that
+are passed around in a ring are sent while attention computes with those that are there. Every other collective blocks
+the operation that needs it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,9 @@ from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Tas
 
 _PHASES = ("forward", "backward", "update")
 
+#: Purposes of what an operation waits for, and of what goes around while it computes.
+_BEFORE = ("reshard", "halo", "exchange")
+_RING = "ring"
 #: Lanes whose small messages are combined with their neighbours'.
 FETCH = "fetch"
 _COMBINED = (FETCH, GRADIENTS)
@@ -134,9 +138,11 @@ class _Phase:
                 barriers.pop(0)
                 self.waits, self.behind, self.recent = [*self.waits, *self.behind], self.recent, []
             mine = around.pop(op.serial, [])
-            self._before(item for item in mine if item.purpose in ("reshard", "halo"))
+            self._before(item for item in mine if item.purpose in _BEFORE)
+            ring = [place for item in mine if item.purpose == _RING for place in self._add(item, _RING, self.waits)]
             self._compute(op)
-            self._after(item for item in mine if item.purpose not in ("reshard", "halo"))
+            self.waits += ring
+            self._after(item for item in mine if item.purpose not in (*_BEFORE, _RING))
         for items in around.values():  # of results that are resharded for the caller
             self._after(items)
         return tuple(self.tasks_)

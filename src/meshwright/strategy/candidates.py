@@ -84,6 +84,10 @@ def legalise(nest: LoopNest, axes: Axes, loops: Assignment) -> Assignment:
     unsplittable = [loop.kind == "unsplittable" for loop in nest.loops]
     if any(unsplittable):
         kept[np.array([*unsplittable, False])[kept]] = -1
+    if nest.mixing.ring >= 0:
+        beside = {loop for dims in (*nest.operands, *nest.results) for dim in dims if nest.mixing.ring in dim for loop in dim}
+        in_ring = (kept == nest.mixing.ring).any(axis=1, keepdims=True)
+        kept[in_ring & np.isin(kept, sorted(beside - {nest.mixing.ring}))] = -1
     used = np.bincount(kept.ravel() + 1, minlength=len(nest.loops) + 1)[1:].tolist()
     for i, loop in enumerate(nest.loops):
         if not used[i] or loop.size % axes.num_devices == 0:  # then any axes split it evenly
@@ -104,7 +108,7 @@ def legalise(nest: LoopNest, axes: Axes, loops: Assignment) -> Assignment:
 def _drop_minor(nest: LoopNest, axes: Axes, kept: Assignment, dim: tuple[int, ...]) -> None:
     """In a merged dim a loop may be split only where earlier axes split all more major loops to single iterations."""
     for place, loop in enumerate(dim):
-        major = [m for m in dim[:place] if nest.loops[m].size > 1]
+        major = [m for m in dim[:place] if nest.loops[m].size > 1 and loop != nest.mixing.ring]
         for axis in range(axes.num_axes):
             on = kept[:, axis] == loop
             if not on.any():

@@ -26,10 +26,9 @@ pytestmark = pytest.mark.devices
 FORWARD, BACKWARD = (f"dot_product_attention_{way}_wrapper" for way in ("fwd", "bwd"))
 
 
-def plain(q: Any, k: Any, v: Any, bias: Any, q_len: Any, kv_len: Any, params: Any) -> tuple[Any, Any]:
-    """Attention of arrays ``[batch, token, head, width]`` as the kernel's parameters say, and its normaliser."""
-    shared = q.shape[2] // k.shape[2]
-    k, v = (jnp.repeat(x.astype(jnp.float32), shared, axis=2) for x in (k, v))
+def masked_scores(q: Any, k: Any, bias: Any, q_len: Any, kv_len: Any, params: Any) -> tuple[Any, Any]:
+    """Scores ``[batch, head, query token, token]`` as the kernel's parameters say, and which count."""
+    k = jnp.repeat(k.astype(jnp.float32), q.shape[2] // k.shape[2], axis=2)
     scores = jnp.einsum("bthd,bshd->bhts", q.astype(jnp.float32), k) * params["scale"]
     scores += bias.astype(jnp.float32) if bias.ndim == 4 else 0
     rows, columns = (jax.lax.broadcasted_iota(jnp.int32, scores.shape, d) for d in (2, 3))
@@ -39,11 +38,15 @@ def plain(q: Any, k: Any, v: Any, bias: Any, q_len: Any, kv_len: Any, params: An
     if params["sliding_window_length"]:
         seen &= columns > rows - params["sliding_window_length"]
     if "PADDING" in str(params["mask_type"]):
-        seen &= columns < kv_len[:, None, None, None]
-    scores = jnp.where(seen, scores, -1e9)
-    out = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), v)
-    if "PADDING" in str(params["mask_type"]):
-        out *= jnp.arange(q.shape[1])[None, :, None, None] < q_len[:, None, None, None]
+        seen &= (columns < kv_len[:, None, None, None]) & (rows < q_len[:, None, None, None])
+    return jnp.where(seen, scores, -1e9), seen
+
+
+def plain(q: Any, k: Any, v: Any, bias: Any, q_len: Any, kv_len: Any, params: Any) -> tuple[Any, Any]:
+    """Attention of arrays ``[batch, token, head, width]`` as the kernel's parameters say, and its normaliser."""
+    scores, seen = masked_scores(q, k, bias, q_len, kv_len, params)
+    v = jnp.repeat(v.astype(jnp.float32), q.shape[2] // v.shape[2], axis=2)
+    out = jnp.einsum("bhts,bshd->bthd", jnp.where(seen, jax.nn.softmax(scores), 0), v)
     return out.astype(q.dtype), jax.nn.logsumexp(scores, -1)
 
 
@@ -52,10 +55,20 @@ def forward(q: Any, k: Any, v: Any, bias: Any, q_len: Any, kv_len: Any, *_: Any,
 
 
 def backward(q: Any, k: Any, v: Any, bias: Any, q_len: Any, kv_len: Any, *others: Any, **params: Any) -> list[Any]:
-    def out(q: Any, k: Any, v: Any, bias: Any) -> Any:
-        return plain(q, k, v, bias, q_len, kv_len, params)[0]
-
-    return list(jax.vjp(out, q, k, v, bias)[1](others[-1]))[: 3 + (bias.ndim == 4)]
+    """As the kernel, by the normaliser and the output that it is given, which may be those of more keys."""
+    statistics, out, cotangent = (x.astype(jnp.float32) for x in others[-3:])
+    scores, seen = masked_scores(q, k, bias, q_len, kv_len, params)
+    weights = jnp.where(seen, jnp.exp(scores - statistics[..., None]), 0)
+    shared = q.shape[2] // k.shape[2]
+    keys, values = (jnp.repeat(x.astype(jnp.float32), shared, axis=2) for x in (k, v))
+    of_weights = jnp.einsum("bthd,bshd->bhts", cotangent, values) - jnp.swapaxes((cotangent * out).sum(-1), 1, 2)[..., None]
+    of_scores = weights * of_weights
+    of_query = jnp.einsum("bhts,bshd->bthd", of_scores, keys) * params["scale"]
+    of_keys = jnp.einsum("bhts,bthd->bshd", of_scores, q.astype(jnp.float32)) * params["scale"]
+    of_values = jnp.einsum("bhts,bthd->bshd", weights, cotangent)
+    grouped = (x.reshape(*x.shape[:2], -1, shared, x.shape[3]).sum(3) for x in (of_keys, of_values))
+    of_bias = [of_scores.sum(0, keepdims=True)[:, : bias.shape[1]].astype(bias.dtype)] if bias.ndim == 4 else []
+    return [x.astype(q.dtype) for x in (of_query, *grouped)] + of_bias
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -43,6 +43,7 @@ Array = NDArray[np.float64]
 # that gave the optimum over all strategies in a fortieth of the time; the cheapest alone were 22% off.
 MAX_STRATEGIES = 160
 
+_FLOAT32 = 4  # bytes of a number in which blocks of attention are added up
 _REWRITTEN_ON = ("NVIDIA", "AMD")  # where XLA turns products of scaled float8 numbers into products of float8
 _IN_PLACE = ("scatter", "dynamic_update_slice", "select_and_scatter")
 _TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than their result
@@ -195,6 +196,7 @@ class _Walk:
             seconds = seconds * self.pricer.corrections.factors(axes.sizes, index, self.group.leader, chosen)
         self.table.compute += seconds
         self._item(member, "compute", seconds)
+        self._mix(member, index, loops, seconds)
         if self.size == 1:
             self.table.loads.append(work.first)
 
@@ -323,6 +325,38 @@ class _Walk:
                 for _ in range(sides):
                     self._event("permute", (axis,), border, member, op.trips, "halo")
 
+    def _mix(self, member: int, index: int, loops: Assignment, seconds: Array) -> None:
+        """Prices what devices send each other where the positions that an operation mixes are split.
+
+        What goes around does so while the device computes with what it has: compute waits for the rest alone.
+        """
+        op, nest, axes = self.graph.ops[index], self.grouping.nests[index], self.pricer.axes
+        mixing, bits = nest.mixing, 1 << np.arange(axes.num_axes)
+        tensors = list(zip((*op.inputs, *op.outputs), (*nest.operands, *nest.results), strict=True))
+        for loop in {mixing.queries, mixing.ring} - {-1}:
+            masks = (loops == loop) @ bits
+            for mask in set(masks.tolist()) - {0}:
+                along = tuple(axis for axis in range(axes.num_axes) if mask >> axis & 1)
+                count = prod(axes.sizes[axis] for axis in along)
+                passed, returned, summed = np.zeros(self.size), np.zeros(self.size), np.zeros(self.size)
+                for place, (value, dims) in enumerate(tensors):
+                    if not any(loop in dim for dim in dims):
+                        continue
+                    parts = axes.num_parts(axes.pack(tensor_holders(dims, loops, len(nest.loops))))
+                    elements = np.where(masks == mask, self.graph.sizes[value] / parts, 0.0)
+                    sent = elements * int(self.graph.sent_itemsize[value])
+                    summed += 2 * _FLOAT32 * elements if place >= len(op.inputs) else 0.0
+                    if mixing.balanced:
+                        self._event("permute", along, sent / 2, member, 2 * op.trips, "exchange")
+                    if loop == mixing.ring and place in mixing.passed:
+                        passed += sent
+                    elif loop == mixing.ring and place - len(op.inputs) in mixing.returned:
+                        returned += _FLOAT32 * elements
+                self.table.transient.append((member, summed + 2 * passed))
+                beside = seconds / (2 if mixing.returned else 1)
+                self._event("permute", along, passed, member, (count - 1) * op.trips, "ring", beside=beside)
+                self._event("permute", along, returned, member, count * op.trips, "ring", beside=beside)
+
     def _internal(self, member: int, value: int, need: Codes, phase: str, trips: float) -> None:
         """Reshards a value within the group if an operation needs it in another sharding."""
         have = self.table.codes[self.place[value]]
@@ -383,8 +417,10 @@ class _Walk:
         trips: float,
         purpose: str,
         start: float = 1.0,
+        beside: Array | float = 0.0,
     ) -> None:
         seconds = np.where(num_bytes > 0, trips * self.pricer.times.collective_s(kind, axes, num_bytes, start), 0.0)
+        seconds = np.maximum(seconds - beside, 0.0)
         self._send(kind, axes, seconds)
         self._item(member, purpose, seconds)
         if purpose == "gradient":

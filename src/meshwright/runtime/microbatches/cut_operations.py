@@ -192,6 +192,8 @@ def _major(nest: LoopNest, dim: tuple[int, ...]) -> int | None:
 def _can_split(nest: LoopNest, loop: int, cut: Cut) -> bool:
     if nest.loops[loop].kind == "unsplittable" or nest.loops[loop].halo or nest.loops[loop].size % cut.whole:
         return False
+    if loop in (nest.mixing.queries, nest.mixing.ring):
+        return False
     for dims in (*nest.operands, *nest.results):
         held = [dim for dim in dims if loop in dim]
         if len(held) > 1 or any(_major(nest, dim) != loop for dim in held):

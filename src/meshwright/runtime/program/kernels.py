@@ -1,6 +1,7 @@
 """Fused kernels: each device runs one on its own parts of the arrays, since XLA cannot look into them to split them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from meshwright.rules.attention import RULES as ATTENTION
 from meshwright.rules.base import REDUCING
 from meshwright.rules.pallas import grid_of
 from meshwright.rules.registry import kernel_name
+from meshwright.runtime.program import attention
 from meshwright.runtime.program.contributions import Contributions, Waiting
 from meshwright.runtime.program.meshes import on_each_device, part_shape
 
@@ -34,10 +36,17 @@ def run(eqn: Any, op: OpPlan, contributions: Contributions, operands: Sequence[A
     if not any(axes for spec in op.operands for axes in spec or ()):
         return jax_compat.bind(eqn, operands)
     nest = loop_nest(signature_of(eqn))
-    own, sums = _own_part(eqn, op, mesh), _sums(nest, op, mesh)
+    own, loops = _own_part(eqn, op, mesh), _loops(nest, op, mesh)
+    sums = _sums(nest, loops, mesh)
+    mixed = tuple(a for a, loop in loops.items() if loop in (nest.mixing.queries, nest.mixing.ring))
 
     def on_parts(*parts: Any) -> tuple[Any, ...]:
-        made = zip(jax_compat.bind(own, parts), sums, strict=True)
+        if mixed:
+            in_ring, count = loops[mixed[0]] == nest.mixing.ring, prod(mesh.shape[axis] for axis in mixed)
+            results: Sequence[Any] = attention.run(eqn, nest.mixing, in_ring, mixed, count, parts)
+        else:
+            results = jax_compat.bind(own, parts)
+        made = zip(results, sums, strict=True)
         return tuple(jnp.expand_dims(x, range(len(axes))) for x, axes in made)
 
     apart = tuple(
@@ -52,9 +61,8 @@ def run(eqn: Any, op: OpPlan, contributions: Contributions, operands: Sequence[A
     ]
 
 
-def _sums(nest: LoopNest, op: OpPlan, mesh: DeviceMesh) -> list[tuple[str, ...]]:
+def _sums(nest: LoopNest, loops: Mapping[str, int], mesh: DeviceMesh) -> list[tuple[str, ...]]:
     """For each result, the axes over which it is partial."""
-    loops = _loops(nest, op, mesh)
     found = []
     for dims in nest.results:
         indexed = {loop for dim in dims for loop in dim}
@@ -64,17 +72,25 @@ def _sums(nest: LoopNest, op: OpPlan, mesh: DeviceMesh) -> list[tuple[str, ...]]
 
 
 def _loops(nest: LoopNest, op: OpPlan, mesh: DeviceMesh) -> dict[str, int]:
-    """The loop that each axis splits: in a dim of several loops, major axes split major loops."""
+    """The loop that each axis splits: in a dim of several loops, major axes split major loops.
+
+    A ring is the loop of a dim that has no other that can be split; such an operand follows the one that has both.
+    """
     found: dict[str, int] = {}
     for dims, spec in zip(nest.operands, op.operands, strict=True):
         for dim, axes in zip(dims, spec or (), strict=False):
-            loops = iter([loop for loop in dim if nest.loops[loop].size > 1])
+            ring = [loop for loop in dim if loop == nest.mixing.ring]
+            others = [loop for loop in dim if nest.loops[loop].size > 1 and loop != nest.mixing.ring]
+            if ring and all(nest.loops[loop].kind == "unsplittable" for loop in others):
+                found.update(dict.fromkeys(axes, nest.mixing.ring))
+                continue
+            loops = iter(others)
             left = 1
             for axis in axes:
                 if left == 1:
                     loop = next(loops)
                     left = nest.loops[loop].size
-                found[axis] = loop
+                found.setdefault(axis, loop)
                 left //= mesh.shape[axis]
     return found
 
