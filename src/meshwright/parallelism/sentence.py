@@ -58,6 +58,8 @@ def _clauses(parts: Sequence[VerdictPart], mesh: "Mesh") -> Iterator[str]:
     for part in parts:
         if part.name in _PLAIN:
             yield f"{_PLAIN[part.name]} {_where(part.axes, mesh, part.name)}"
+        elif part.name == "context":
+            yield f"{part.text.partition(' ×')[0]} {_where(part.axes, mesh, part.name)}"
         elif part.name == "idle":
             count = _devices(prod(mesh.shape[axis] for axis in part.axes), mesh.cluster)
             others = any(p.name in (*_PLAIN, "data", "zero") for p in parts)

@@ -13,6 +13,7 @@ from meshwright.parallelism.axis_uses import AxisFacts, Use
 from meshwright.parallelism.tensor_kinds import ZERO, Kinds
 from meshwright.plans.records.judgement import Verdict, VerdictPart
 from meshwright.plans.records.traced_program import VIRTUAL
+from meshwright.rules.attention import FORWARD
 
 if TYPE_CHECKING:
     from meshwright.plans.plan import Collective, Tensor
@@ -54,8 +55,8 @@ class _Judge:
             return [VerdictPart("none", (), 1, 1.0, "one device: nothing is split")]
         if not facts_have_work(self.facts):
             return [*self._without_weights()]
-        parts = [*self._data(), *self._tensor(), *self._along("sequence"), *self._along("spatial"), *self._experts()]
-        parts += [*self._vocabulary(), *self._between(), *self._other(), *self._zero(), *self._idle()]
+        parts = [*self._data(), *self._tensor(), *self._along("sequence"), *self._along("spatial"), *self._context()]
+        parts += [*self._experts(), *self._vocabulary(), *self._between(), *self._other(), *self._zero(), *self._idle()]
         return parts or [*self._without_weights()]
 
     def _share(self, axis: int, *names: str) -> float:
@@ -111,6 +112,36 @@ class _Judge:
         for a in self.used:
             if (share := self._share(a, name)) >= _WORTH:
                 yield self._say(name, [a], share, name + " parallel ×{n} over {over}")
+
+    def _context(self) -> Iterable[VerdictPart]:
+        """How fused attention sees the keys of other devices where the sequence is split."""
+        program, found = self.facts.program, dict[str, list[int]]()
+        for op in program.running:
+            if not program.labels[program.label[op]].endswith(FORWARD):
+                continue
+            nest, assigned = program.nests[program.nest[op]], program.assignments[program.assignment[op]]
+            tokens = {loop for d in self._tokens(op) for loop in nest.operands[0][d]}
+            heads = {loop for dim in nest.operands[1] for loop in dim} - tokens
+            ring = tokens & {loop for dim in nest.operands[1] for loop in dim}
+            for a in self.used:
+                how = (
+                    "attention over the sequence, keys in a ring"
+                    if assigned[a] in ring
+                    else "attention over the sequence, keys gathered"
+                    if assigned[a] in tokens
+                    else "heads exchanged for the sequence inside attention"
+                    if assigned[a] in heads and self._share(a, "sequence") >= _WORTH
+                    else ""
+                )
+                if how and a not in found.setdefault(how, []):
+                    found[how].append(a)
+        for how, axes in found.items():
+            yield self._say("context", axes, 1.0, how + " ×{n} over {over}")
+
+    def _tokens(self, op: int) -> list[int]:
+        """The dims of a fused attention's queries that are split as the sequence is."""
+        classes = self.facts.classes.of(self.facts.program.reads_of(op)[0])
+        return [d for d, c in enumerate(classes) if c in self.facts.sequence]
 
     def _experts(self) -> Iterable[VerdictPart]:
         axes = [a for a in self.used if self._share(a, "expert") >= _EXPERTS]

@@ -336,14 +336,14 @@ def foreign_remarks(graph: Graph, chip: Chip | None) -> list[str]:
 
 
 def attention_remarks(graph: Graph, num_devices: int) -> list[str]:
-    """Says where fused attention keeps devices idle, since its mask does not let queries be split, and what to do."""
+    """Says where fused attention keeps devices idle, since its mask does not let tokens be split, and what to do."""
     most = min((parts for s in _signatures(graph) if (parts := most_parts(s)) is not None), default=num_devices)
     if most >= num_devices:
         return []
     return [
-        f"cuDNN's attention is split over at most {most} of {num_devices} devices, by sequences and heads: under a "
-        "mask that depends on positions the kernel counts them from its first query, so that queries are not split. "
-        'jax.nn.dot_product_attention(implementation="xla") can be split over queries, too.'
+        f"cuDNN's attention is split over at most {most} of {num_devices} devices, by sequences and heads: its tokens "
+        "are not split under a causal mask with a bias or over an odd number of tokens, nor under a window longer than "
+        'half of them. jax.nn.dot_product_attention(implementation="xla") can be split over queries, too.'
     ]
 
 

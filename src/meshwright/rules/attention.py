@@ -14,6 +14,7 @@ from meshwright.rules.builder import Loops
 
 Dim = tuple[int, ...]
 
+FORWARD = "dot_product_attention_fwd_wrapper"
 HEADS_BEFORE_TOKENS = 1  # the value of the "layout" parameter when heads come before tokens
 _BIAS, _LENGTHS, _PACKING = 3, slice(4, 6), slice(6, 10)  # where these operands are; those that are not used are empty
 
@@ -49,7 +50,12 @@ class _Attention:
         is_biased, is_square = len(self.op.operands[_BIAS].shape) == 4, queries == keys
         causal = "CAUSAL" in mask
         if causal or window:  # a window that reaches over half of the tokens would be repeated by every device
-            can = is_square and not is_biased and causal and (2 * window <= keys and "PADDING" not in mask or not window)
+            can = (
+                is_square
+                and not is_biased
+                and causal
+                and ((2 * window <= keys and "PADDING" not in mask) or not window)
+            )
         else:
             can = True
         self.balanced = can and causal and not window
@@ -164,6 +170,6 @@ def backward(op: Signature) -> LoopNest:
 
 
 RULES: dict[str, Rule] = {
-    "dot_product_attention_fwd_wrapper": forward,
+    FORWARD: forward,
     "dot_product_attention_bwd_wrapper": backward,
 }

@@ -38,9 +38,17 @@ class Loops:
         mixing: Mixing | None = None,
     ) -> LoopNest:
         """The finished nest."""
-        about = {"fetching": fetching, "sent": sent, "mixing": mixing or Mixing()}
-        sides = tuple(self.loops), tuple(operands), tuple(results)
-        return LoopNest(*sides, flops, fusible=fusible, leads=leads, **about)
+        return LoopNest(
+            tuple(self.loops),
+            tuple(operands),
+            tuple(results),
+            flops,
+            fusible=fusible,
+            leads=leads,
+            fetching=fetching,
+            sent=sent,
+            mixing=mixing or Mixing(),
+        )
 
 
 def same_shape(

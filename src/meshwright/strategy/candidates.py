@@ -85,7 +85,9 @@ def legalise(nest: LoopNest, axes: Axes, loops: Assignment) -> Assignment:
     if any(unsplittable):
         kept[np.array([*unsplittable, False])[kept]] = -1
     if nest.mixing.ring >= 0:
-        beside = {loop for dims in (*nest.operands, *nest.results) for dim in dims if nest.mixing.ring in dim for loop in dim}
+        beside = {
+            loop for dims in (*nest.operands, *nest.results) for dim in dims if nest.mixing.ring in dim for loop in dim
+        }
         in_ring = (kept == nest.mixing.ring).any(axis=1, keepdims=True)
         kept[in_ring & np.isin(kept, sorted(beside - {nest.mixing.ring}))] = -1
     used = np.bincount(kept.ravel() + 1, minlength=len(nest.loops) + 1)[1:].tolist()

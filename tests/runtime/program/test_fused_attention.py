@@ -61,7 +61,9 @@ def backward(q: Any, k: Any, v: Any, bias: Any, q_len: Any, kv_len: Any, *others
     weights = jnp.where(seen, jnp.exp(scores - statistics[..., None]), 0)
     shared = q.shape[2] // k.shape[2]
     keys, values = (jnp.repeat(x.astype(jnp.float32), shared, axis=2) for x in (k, v))
-    of_weights = jnp.einsum("bthd,bshd->bhts", cotangent, values) - jnp.swapaxes((cotangent * out).sum(-1), 1, 2)[..., None]
+    of_weights = (
+        jnp.einsum("bthd,bshd->bhts", cotangent, values) - jnp.swapaxes((cotangent * out).sum(-1), 1, 2)[..., None]
+    )
     of_scores = weights * of_weights
     of_query = jnp.einsum("bhts,bshd->bthd", of_scores, keys) * params["scale"]
     of_keys = jnp.einsum("bhts,bthd->bshd", of_scores, q.astype(jnp.float32)) * params["scale"]
@@ -137,12 +139,14 @@ def test_forward_and_backward_run_split_with_equal_numbers(name: str) -> None:
         np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (found, expected)), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize(("causal", "says_so"), [(True, True), (False, False)])
-def test_the_plan_remarks_that_a_mask_keeps_queries_together(causal: bool, says_so: bool) -> None:
+@pytest.mark.parametrize(("window", "says_so"), [(None, False), (1024, False), (6000, True)])
+def test_the_plan_remarks_that_a_mask_keeps_queries_together(window: int | None, says_so: bool) -> None:
+    """Every device would compute again what a window reaches that is longer than half of the sequence."""
     q, kv = (jax.ShapeDtypeStruct((1, 8192, heads, 128), jnp.bfloat16) for heads in (4, 2))
 
     def attention(q: Any, k: Any, v: Any) -> Any:
-        return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="cudnn")
+        looks_at = None if window is None else (window, 0)
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=looks_at, implementation="cudnn")
 
     plan = mw.plan(attention, q, kv, kv, cluster="2x8 h100")
     assert any("split over at most 4 of 16 devices" in remark for remark in plan.remarks) == says_so

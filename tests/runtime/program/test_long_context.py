@@ -72,9 +72,12 @@ def test_tokens_are_split_outside_of_attention_and_heads_or_queries_inside(
     for op in plan.ops:
         if "dot_product_attention" in op.label:
             assert op.operands[0] == (((), (), ("x",), ()) if by_heads else ((), ("x",), (), ()))
-            assert op.operands[1] == (((), (), ("x",), ()) if by_heads else ((),) * 4)
+            assert op.operands[1] in (
+                [op.operands[0]] if by_heads else [op.operands[0], ((),) * 4]
+            )  # in a ring, or whole
     result, sent = run_once(plan, step, *args)
-    assert {pair.ratio for pair in sent} == {2.0 if kind == "cudnn" else 1.0}  # the CPU sends bfloat16 as float32
+    # The CPU sends bfloat16 as float32; gradients of keys that go around are float32 anyway.
+    assert all(1.0 <= pair.ratio <= 2.0 for pair in sent) if kind == "cudnn" else {pair.ratio for pair in sent} == {1.0}
     expected, found = (np.asarray(made, np.float32) for made in (jax.jit(step)(*args), result))
     rounding = 0.01 if kind == "cudnn" else 1e-6
     np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding * np.abs(expected).max())

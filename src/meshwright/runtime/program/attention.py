@@ -61,6 +61,11 @@ def run(eqn: Any, mixing: Mixing, in_ring: bool, axes: tuple[str, ...], count: i
     return tuple(x.astype(kind) for x, kind in zip(results, kinds, strict=False))
 
 
+def _halves(x: jax.Array, dim: int) -> tuple[jax.Array, jax.Array]:
+    early, late = jnp.split(x, 2, dim)
+    return early, late
+
+
 class _Call:
     """One call on one device."""
 
@@ -189,12 +194,12 @@ class _Call:
         is_later = other < self.index
         own_at, other_at = (self._begins(n, query.shape[self.tokens]) for n in (self.index, other))
         dims = (self.tokens,) * 3 + (_STATISTICS_TOKENS, self.tokens, self.tokens)
-        halves = [jnp.split(x, 2, d) for x, d in zip((query, *keys, *about), dims, strict=False)]
+        halves = [_halves(x, d) for x, d in zip((query, *keys, *about), dims, strict=False)]
         of_keys = (False, True, True, False, False, False)
         first = tuple(half[0] if is_key else half[1] for half, is_key in zip(halves, of_keys, strict=False))
-        second = tuple(jnp.where(is_later, *half) for half in halves)
-        chosen = jnp.where(is_later, *own_at), jnp.where(is_later, *other_at)
-        return is_later, [Block(first, own_at[1:], other_at[:1]), Block(second, chosen[:1], chosen[1:])]
+        second = tuple(jnp.where(is_later, early, late) for early, late in halves)
+        at = ((jnp.where(is_later, early, late),) for early, late in (own_at, other_at))
+        return is_later, [Block(first, own_at[1:], other_at[:1]), Block(second, *at)]
 
     def _met(self, query: jax.Array, other: jax.Array, keys: Arrays) -> Arrays:
         """What a device's queries take from the keys of another: the mixed values and their normaliser."""
@@ -239,7 +244,10 @@ class _Call:
 
     def _kernel(self, blocks: Sequence[Block], causal: bool) -> list[Arrays]:
         """The results of blocks of equal shapes, as float32: one call, in which they are further examples."""
-        arrays = [jnp.concatenate(same) if len(same) > 1 else same[0] for same in zip(*(b.arrays for b in blocks))]
+        arrays = [
+            jnp.concatenate(same) if len(same) > 1 else same[0]
+            for same in zip(*(b.arrays for b in blocks), strict=True)
+        ]
         masks, rest = type(self.eqn.params["mask_type"]), list(self.operands[3:_NUM_INPUTS])
         mask = masks.CAUSAL if causal else masks.NO_MASK
         if self.lengths is not None:
