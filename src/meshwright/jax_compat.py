@@ -345,6 +345,18 @@ def of_first_process(number: float) -> float:
     return float(broadcast_one_to_all(np.float32(number)))
 
 
+def largest_number(number: float) -> float:
+    """The largest of all processes' numbers, in all processes; all must ask together."""
+    from jax.experimental.multihost_utils import process_allgather
+
+    return float(np.max(process_allgather(np.float32(number))))
+
+
+def sends_across_processes(device: Any) -> bool:
+    """Whether `jax.device_put` sends from a device to one of another process without the host."""
+    return bool(getattr(device.client, "supports_cross_host_transfers", False))
+
+
 def broadcast(text: bytes) -> bytes:
     """The first process's text, in all processes; all must ask together."""
     from jax.experimental.multihost_utils import broadcast_one_to_all

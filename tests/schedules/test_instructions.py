@@ -8,7 +8,8 @@ import pytest
 import meshwright as mw
 from meshwright.runtime.stages.pipeline_program import PipelineProgram
 from meshwright.schedules import table
-from meshwright.schedules.instructions import RECEIVE, RUN, SEND, chain, in_order, instruct
+from meshwright.schedules.instructions import RECEIVE, RUN, SEND, chain, instruct
+from meshwright.schedules.order import in_order
 from tests.runtime.stages.models import build
 
 SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("1f1b", 2), ("zb-h1", 1)]

@@ -5,7 +5,6 @@ value that one stage computes and another reads is sent right after it was compu
 read. Between two stages messages arrive in the order in which they were sent.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,9 +15,6 @@ from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS, Rows, Step
 
 RUN, SEND, RECEIVE, FREE, EXCHANGE, UPDATE = "run", "send", "receive", "free", "exchange", "update"
 PARAMETERS = "parameters"  # what stages send at the start of a step: parameters that several of them read
-
-_SECONDS = {FORWARD: 1.0, BACKWARD: 2.0, WEIGHTS: 1.0}  # relative, to order the instructions of all stages
-
 
 class Link(NamedTuple):
     """Values that one pass computes and another reads: ``(work, virtual stage)`` of both."""
@@ -159,43 +155,6 @@ def _pass(step: Step, stage: int, count: int, ends: _Ends) -> Iterator[Instructi
     for link in ends[1].get(here, ()):
         if link.target[1] % count != stage:
             yield Instruction(SEND, step.work, step.microbatch, here[1], link.target[1] % count, link.target)
-
-
-def in_order(lists: Sequence[Sequence[Instruction]]) -> list[tuple[int, Instruction]]:
-    """All instructions in an order in which one process can carry them out: the order in which they would begin.
-
-    Every message is sent before it is received, and all stages reach a round of the update before any exchanges it.
-    """
-    waiting = [deque(instructions) for instructions in lists]
-    clock, arrived, order = [0.0] * len(lists), dict[tuple, float](), []
-    while any(waiting):
-        ready = [(start, s) for s in range(len(lists)) if (start := _start_s(s, waiting, clock, arrived)) is not None]
-        assert ready, f"a schedule that waits for ever, at {next(str(stage[0]) for stage in waiting if stage)}"
-        start, stage = min(ready)
-        one = waiting[stage].popleft()
-        clock[stage] = start + (_SECONDS[one.work] if one.do == RUN else 0.0)
-        if one.do == SEND:
-            arrived[message(one, stage)] = clock[stage]
-        order.append((stage, one))
-    return order
-
-
-def _start_s(
-    stage: int, waiting: Sequence[deque[Instruction]], clock: Sequence[float], arrived: dict[tuple, float]
-) -> float | None:
-    """When a stage's next instruction can begin; None if it cannot yet."""
-    if not waiting[stage]:
-        return None
-    one = waiting[stage][0]
-    if one.do == RECEIVE:
-        sent_s = arrived.get(message(one, stage))
-        return None if sent_s is None else max(sent_s, clock[stage])
-    if one.do == EXCHANGE:
-        others = [instructions[0] for instructions in waiting if instructions]
-        behind = [other for other in others if not (other.do in (EXCHANGE, UPDATE) and other.round >= one.round)]
-        late = [other for other in others if other.do == UPDATE and other.round == one.round]
-        return None if behind or late else max(clock)
-    return clock[stage]
 
 
 def message(one: Instruction, stage: int) -> tuple:

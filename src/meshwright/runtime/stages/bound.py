@@ -10,6 +10,7 @@ from meshwright.runtime.stages.lowering.lowered import Lowered
 from meshwright.runtime.transfer.reshard import Transfer
 
 Run = Callable[..., Sequence[Any]]
+WAIT = "wait"  # for what another process sends
 
 
 @dataclass(eq=False)
@@ -35,6 +36,15 @@ class Move:
     def __call__(self, array: Any = None) -> list[Any]:
         return [(self._transfer or self.prepare())(array)]
 
+    def post(self, array: Any = None) -> list[Callable[[], Any]]:
+        """Begins to move an array between processes; `wait` has it where it is used."""
+        return [(self._transfer or self.prepare()).start(array)]
+
+
+def wait(arrival: Callable[[], Any]) -> list[Any]:
+    """Waits for an array of another process, where XLA does not do so itself."""
+    return [arrival()]
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -45,7 +55,7 @@ class Bound:
         reads, fills: The slots of its arguments and of its results.
         name: What it is, for people.
         work: A pass, ``prepare``, ``zeros`` or ``update``; of a transfer, the pass that computed the values,
-            ``parameters`` or ``exchange``.
+            ``parameters`` or ``exchange``; ``wait`` where what another process sends is used first.
         stage: The stage that carries it out; of a transfer, the one that receives.
         program: The program that it runs; None for transfers and for empty totals.
         source: Of a transfer, the stage that sends; else -1.

@@ -1,7 +1,8 @@
 """Carries out the instructions of a pipeline's stages that have devices of this process.
 
 All processes know all instructions, in one order, and each carries out those of its own stages; a transfer is carried
-out by the processes at both ends. So everyone sends and receives in the same order, and nobody waits for ever.
+out by the processes at both ends. So everyone sends and receives in the same order, and nobody waits for ever. What
+another process sends is asked for in that order, ahead of its use, and waited for where it is used.
 
 All arrays of a step have a slot in one list. Before the first step every instruction is bound to the slots that it
 reads and fills, and to the slots that nobody reads after it; a step is one walk over the bound instructions.
@@ -23,7 +24,7 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Key
-from meshwright.runtime.stages.bound import Bound, Move
+from meshwright.runtime.stages.bound import WAIT, Bound, Move, wait
 from meshwright.runtime.stages.compiling import compile_programs
 from meshwright.runtime.stages.cutting.assignment import Assignment
 from meshwright.runtime.stages.cutting.packs import Packs
@@ -32,6 +33,7 @@ from meshwright.runtime.stages.lowering.layout import StageDevices, everywhere
 from meshwright.runtime.stages.lowering.lowered import Lowered
 from meshwright.runtime.stages.lowering.stage_lowering import StageLowering
 from meshwright.runtime.stages.placing import absent, batch_placer, from_host, is_here, joined, number_placer, placer
+from meshwright.runtime.transfer.choice import agree
 from meshwright.schedules import table
 from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS
 from meshwright.schedules.instructions import (
@@ -42,9 +44,9 @@ from meshwright.schedules.instructions import (
     UPDATE,
     Instruction,
     Link,
-    in_order,
     instruct,
 )
+from meshwright.schedules.order import check, in_order, queues
 
 
 class Engine:
@@ -63,6 +65,7 @@ class Engine:
         lowered: The same as JAX has them.
         instructions: The instructions of each stage.
         bound: What this process carries out in a step, in order.
+        transport: How stages of several processes send each other arrays, and why; empty until it is compiled.
     """
 
     def __init__(
@@ -92,6 +95,8 @@ class Engine:
         shares = sorted({(owners[leaf], s) for leaf, stages in self.programs.copies.items() for s in stages})
         self.instructions = instruct(rows, self.programs.links, shares, self.programs.rounds.num_rounds)
         self.everywhere = everywhere(devices)
+        self._is_whole = is_whole
+        self.transport = ""
         self._here = [is_whole or is_here(own.everywhere) for own in devices]
         self._slots: dict[Any, int] = {}
         self._moves: dict[Any, Move] = {}
@@ -127,7 +132,15 @@ class Engine:
                     target.specs.setdefault(key, spec if _fits(spec, source, target) else None)
 
     def compile(self, say: Callable[[str], None] | None = None) -> None:
-        """Compiles all programs of this process's stages, and lets the instructions run them."""
+        """Compiles all programs of this process's stages, and lets the instructions run them.
+
+        With several processes all of them call this: they choose how they send each other arrays.
+        """
+        everyone = [device for own in self.devices for device in own.mesh.devices.flat]
+        if len({device.process_index for device in everyone}) > 1:
+            self.transport = str(agree(everyone))
+            if say is not None:
+                say(f"stages send each other arrays by {self.transport}")
         compiled = self.compiled(say)
         runs = {id(self.lowered[key]): in_turn(one, self.lowered[key].devices) for key, one in compiled.items()}
         self.bound = [one if one.program is None else replace(one, run=runs[id(one.program)]) for one in self.bound]
@@ -176,12 +189,15 @@ class Engine:
                 zeros = self.stages[program.stage].zeros(program)
                 found.append(Bound(zeros, (), slots, f"zeros of {program}", "zeros", program.stage))
         ready: set[int] = set()
-        for stage, one in in_order(self.instructions):
+        order = in_order(self.instructions)
+        check(queues(order, len(self.devices)))
+        for stage, one in order:
             if one.do == RUN and stage not in ready:  # shared parameters have come
                 ready.add(stage)
                 if stage in self.programs.prepare and self._here[stage]:
                     found.append(self._program(PREPARE, stage, stage))
             found += self._instruction(stage, one)
+        found = list(_waiting_late(found))
         self._entering = list(self._leaves())
         self._leaving = [self._result(place, v) for place, v in enumerate(self.programs.steps[0].program.outputs)]
         last: dict[int, int] = {}
@@ -275,8 +291,14 @@ class Engine:
         key = (tuple(kind.shape), str(kind.dtype), place, goal)
         move = self._moves.setdefault(key, Move(kind, place, goal))
         reads = [self.slot(*source)] if self._here[source[1]] else []
-        name = f"{source} to stage {target[1]}"
-        yield Bound(move, reads, [self.slot(*target)], name, work, target[1], source=source[1])
+        name, about = f"{source} to stage {target[1]}", (work, target[1])
+        if self._is_whole or (place.is_fully_addressable and goal.is_fully_addressable):
+            yield Bound(move, reads, [self.slot(*target)], name, *about, source=source[1])
+            return
+        arrival = self.slot("arrival", *target)
+        yield Bound(move.post, reads, [arrival], name, *about, source=source[1])
+        if self._here[target[1]]:
+            yield Bound(wait, [arrival], [self.slot(*target)], f"wait for {name}", WAIT, target[1], source=source[1])
 
     def _program(self, work: str, stage: int, place: int, microbatch: int = -1) -> Bound:
         lowered = self.lowered[work, stage, place]
@@ -337,6 +359,18 @@ class Engine:
             return lambda leaves, arrays: arrays[slots[0]], slots
         kind, sharding = self._type(value), self.stages[owners[0]].update_place(value)
         return lambda leaves, arrays: absent(kind, sharding), []
+
+
+def _waiting_late(found: Sequence[Bound]) -> Iterator[Bound]:
+    """The same, with each wait right before what reads it."""
+    waits: dict[int, Bound] = {}
+    for one in found:
+        if one.work == WAIT:
+            waits[one.fills[0]] = one
+            continue
+        yield from (waits.pop(slot) for slot in one.reads if slot in waits)
+        yield one
+    yield from waits.values()
 
 
 def _fits(spec: Any, source: StageLowering, target: StageLowering) -> bool:

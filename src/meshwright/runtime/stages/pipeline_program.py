@@ -139,6 +139,9 @@ class PipelineProgram:
         """Compiles all stages, unless they are compiled already."""
         if not self._is_compiled:
             self.engine.compile(say)
+            if self.engine.transport:
+                record = {**self.plan.provenance, "transport": self.engine.transport}
+                self.plan = replace(self.plan, provenance=record)
             self._is_compiled = True
 
     def lower(self, *args: Any) -> NoReturn:

@@ -1,15 +1,21 @@
-"""Moves between processes by collective permutes over all devices that send or receive: the fallback.
+"""Moves between processes by collective permutes over all devices that send or receive, on the accelerators' own links.
 
-It needs nothing but XLA's collectives (NCCL, Gloo), but all processes meet in one program, so that the senders wait for
-the receivers. A device sends one piece and receives one in each *round*; the pieces of a round are padded to the
-longest. On CPUs the program runs in its turn (`cpu_turns.py`). A process that dies in it is noticed by `mw.initialize`,
-or else by JAX's heartbeat alone.
+It needs nothing but XLA's collectives (NCCL, Gloo). All processes that have one of the devices run one program, in the
+order that `schedules/order.py` gives to all transfers; the host waits for nobody, since XLA runs what reads an array
+after what writes it. A device sends one piece and receives one in each *round*; unlike pieces are padded to the longest.
+
+Accelerators run programs in the order of their queues. CPUs do not, and two programs in flight between the same
+processes would take each other's messages. So a program on CPUs reads its *turn*, a number that the last one between
+these devices has written. XLA would run so cheap a program in the thread that calls it, which would wait for the other
+process: a product of small matrices makes the turn dear enough to be computed elsewhere. Inside of one process programs
+run as `cpu_turns.py` says. A process that dies is noticed by `mw.initialize`, or else by JAX's heartbeat alone.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import jax
@@ -22,9 +28,16 @@ from meshwright.errors import ProcessError
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.transfer.routes import Move
 
+_ALONG = PartitionSpec("device")
+_SIDE = 8  # of the turn's product: 2 · 8³ FLOPs, and XLA's CPU client runs programs of less than 1000 at once
+_turns: dict[tuple[Any, ...], jax.Array] = {}  # the turn that the next program between some CPU devices reads
+_lock = Lock()  # batches are placed by another thread than the one that calls the function
+
 
 class Permutes:
     """A `Transport` between processes by one program of collective permutes; it cannot be interrupted."""
+
+    by_xla = True
 
     def __init__(self, moves: Sequence[Move], dtype: Any, timeout_s: float):
         del timeout_s  # nothing interrupts a program that waits for a process
@@ -32,34 +45,52 @@ class Permutes:
         devices: set[Any] = {device for move in moves for device in (move.source, move.target)}
         order = sorted(devices, key=lambda device: (device.process_index, device.id))
         self._mesh = Mesh(np.array(order), ("device",))
+        self._sharding = NamedSharding(self._mesh, _ALONG)
         self._here = [device for device in order if device.process_index == here]
+        self._takes_turns = order[0].platform == "cpu" and len({device.process_index for device in order}) > 1
         self._rounds = _rounds(moves)
-        self._lengths = [max(math.prod(move.shape) for move in each) for each in self._rounds]
+        self._forms = [_form([move.shape for move in each]) for each in self._rounds]
         self._zeros = {
-            (device, length): jax.device_put(np.zeros(length, dtype), device)
-            for length in set(self._lengths)
+            (device, form): jax.device_put(np.zeros(form, dtype), device)
+            for form in set(self._forms)
             for device in self._here
         }
         self._sent = [move for move in moves if move.source in self._here]
-        self._received = [move for move in moves if move.target in self._here]
-        self._run = in_turn(self._program({device: place for place, device in enumerate(order)}), order)
+        place = {device: i for i, device in enumerate(self._here)}
+        received = {
+            move: (number, place[move.target], None if form == move.shape else _unpacking(move.shape))
+            for number, (each, form) in enumerate(zip(self._rounds, self._forms, strict=True))
+            for move in each
+            if move.target in place
+        }
+        self._received = [received[move] for move in moves if move in received]
+        self._run = self.program(order)
+        if not self._takes_turns:
+            self._run = in_turn(self._run, order)
 
     def exchange(self, sent: Sequence[Any]) -> list[Any]:
         """See `Transport`."""
         pieces = {(move.source, move.box): piece for move, piece in zip(self._sent, sent, strict=True)}
-        packed = [self._pack(*each, pieces) for each in zip(self._rounds, self._lengths, strict=True)]
+        packed = [self._pack(*each, pieces) for each in zip(self._rounds, self._forms, strict=True)]
         with self._naming_processes():
-            moved = self._run(*packed)
-        found: dict[Move, Any] = {}
-        for each, array in zip(self._rounds, moved, strict=True):
-            shards = {shard.device: shard.data for shard in array.addressable_shards}
-            found |= {m: _unpacking(m.shape)(shards[m.target]) for m in each if m.target in shards}
-        return [found[move] for move in self._received]
+            moved = self._in_its_turn(packed) if self._takes_turns else self._run(*packed)
+        shards = [[shard.data for shard in array.addressable_shards] for array in moved]
+        found = [(shards[number][place], unpack) for number, place, unpack in self._received]
+        return [piece if unpack is None else unpack(piece) for piece, unpack in found]
 
     def wait(self, received: Sequence[Any]) -> None:
         """See `Transport`."""
         with self._naming_processes():
             jax.block_until_ready(list(received))
+
+    def _in_its_turn(self, packed: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        devices = tuple(self._mesh.devices.flat)
+        with _lock:
+            if devices not in _turns:
+                first = [jax.device_put(np.zeros(1, np.float32), device) for device in self._here]
+                _turns[devices] = jax.make_array_from_single_device_arrays((len(devices),), self._sharding, first)
+            *moved, _turns[devices] = self._run(*packed, _turns[devices])
+        return moved
 
     @contextmanager
     def _naming_processes(self) -> Iterator[None]:
@@ -72,24 +103,30 @@ class Permutes:
                 f"({str(error).splitlines()[0]:.200}); its own output may say why"
             ) from error
 
-    def _pack(self, moves: Sequence[Move], length: int, pieces: Mapping[Any, Any]) -> jax.Array:
+    def _pack(self, moves: Sequence[Move], form: tuple[int, ...], pieces: Mapping[Any, Any]) -> jax.Array:
         """One array with what each device sends in a round, and zeros where it sends nothing."""
-        boxes = {move.source: move.box for move in moves}
-        shards = [
-            _packing(length)(pieces[device, boxes[device]]) if device in boxes else self._zeros[device, length]
-            for device in self._here
-        ]
-        sharding = NamedSharding(self._mesh, PartitionSpec("device"))
-        return jax.make_array_from_single_device_arrays((self._mesh.size * length,), sharding, shards)
+        sending = {move.source: move for move in moves}
+        shards = []
+        for device in self._here:
+            move = sending.get(device)
+            piece = self._zeros[device, form] if move is None else pieces[device, move.box]
+            shards.append(piece if move is None or move.shape == form else _packing(form[0])(piece))
+        shape = (self._mesh.size * form[0], *form[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._sharding, shards)
 
-    def _program(self, places: Mapping[Any, int]) -> Callable[..., Any]:
+    def program(self, order: Sequence[Any]) -> Callable[..., Any]:
+        """The program that all processes run, given the devices in their order."""
+        places = {device: place for place, device in enumerate(order)}
         pairs = [[(places[move.source], places[move.target]) for move in each] for each in self._rounds]
 
         def move_all(*packed: Any) -> tuple[Any, ...]:
-            return tuple(lax.ppermute(array, "device", to) for array, to in zip(packed, pairs, strict=True))
+            moved = [lax.ppermute(array, "device", to) for array, to in zip(packed, pairs, strict=False)]
+            if not self._takes_turns:
+                return tuple(moved)
+            grid = lax.broadcasted_iota(jnp.float32, (_SIDE, _SIDE), 0) * packed[-1][0]
+            return lax.optimization_barrier((*moved, (grid @ grid)[0, :1]))
 
-        spec = PartitionSpec("device")
-        return jax.jit(jax.shard_map(move_all, mesh=self._mesh, in_specs=spec, out_specs=spec))
+        return jax.jit(jax.shard_map(move_all, mesh=self._mesh, in_specs=_ALONG, out_specs=_ALONG))
 
 
 def _rounds(moves: Sequence[Move]) -> list[list[Move]]:
@@ -103,6 +140,13 @@ def _rounds(moves: Sequence[Move]) -> list[list[Move]]:
         else:
             rounds.append([move])
     return rounds
+
+
+def _form(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape of what each device sends in a round: that of the pieces where they are alike, else one long dim."""
+    if len(set(shapes)) == 1 and shapes[0]:
+        return shapes[0]
+    return (max(map(math.prod, shapes)),)
 
 
 @lru_cache

@@ -40,6 +40,8 @@ _NUMBERS = 2**24  # of posts from one process to another, until they begin anew;
 class Pulls:
     """A `Transport` between processes in which senders do not wait for receivers, nor others for either."""
 
+    by_xla = False
+
     def __init__(self, moves: Sequence[Move], dtype: Any, timeout_s: float):
         self._timeout_s = timeout_s
         here = jax.process_index()

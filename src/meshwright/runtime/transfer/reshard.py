@@ -12,7 +12,7 @@ from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.runtime.cpu_turns import put_in_turn
 from meshwright.runtime.processes.sharing import put
-from meshwright.runtime.transfer.pulls import Pulls
+from meshwright.runtime.transfer.choice import chosen
 from meshwright.runtime.transfer.routes import Box, Move, find_route
 from meshwright.runtime.transfer.steps import Steps
 from meshwright.runtime.transfer.transports import Keys, Transport
@@ -76,7 +76,7 @@ class Transfer:
         target: The sharding they get.
         group_of: Which group each device belongs to; devices of a group share a fast link, and what several of them
             need is sent to one of them. By default the devices of a process are a group.
-        transport: How pieces get from one process to another.
+        transport: How pieces get from one process to another; by default what the processes chose (`choice.py`).
         timeout_s: Seconds to wait for a process that exists and does not take part. That one ended is noticed at once.
 
     Attributes:
@@ -94,7 +94,7 @@ class Transfer:
         target: Any,
         *,
         group_of: Callable[[Any], Hashable] = lambda device: device.process_index,
-        transport: type[Transport] = Pulls,
+        transport: type[Transport] | None = None,
         timeout_s: float = 300.0,
     ):
         self.shape, self.dtype, self.source, self.target = tuple(shape), dtype, source, target
@@ -110,6 +110,8 @@ class Transfer:
                 f"arrays in {source.memory_kind} cannot become arrays in {target.memory_kind} of other processes; move "
                 "them to the usual memory of their devices first"
             )
+
+        transport = transport or chosen().transport
 
         def connect(moves: Sequence[Move]) -> Transport:
             if not jax_compat.is_key_dtype(dtype):

@@ -63,14 +63,18 @@ class Steps:
         wait = self._fetches.start(pieces)
 
         def finish() -> list[Any]:
-            wait()
-            self._shares.start(pieces)()
+            if wait is not None:
+                wait()
+            self._shares.start(pieces)
             return [
                 pieces[places[0]] if join is None else join(*(pieces[place] for place in places))
                 for places, join in self._joins
             ]
 
-        return finish
+        if wait is not None:
+            return finish
+        shards = finish()
+        return lambda: shards
 
     def _cut(self, device: Any, whole: Box, boxes: Sequence[Box]) -> Program | None:
         """The program that cuts a shard into the pieces that are sent or kept; None where that is all of it."""
@@ -90,10 +94,14 @@ class Steps:
         copied = [self._places[move.source, move.box] for move in local]
         outgoing = [move for move in across if _is_here(move.source)]
         sent = [self._places[move.source, move.box] for move in outgoing]
-        owned = [(i, SingleDeviceSharding(move.source)) for i, move in enumerate(outgoing) if sent[i] in self._owned]
         received = [move for move in across if _is_here(move.target)]
         self._add((move.target, move.box) for move in (*local, *received))
         transport = connect(across) if sent or received else None
+        if transport is None or transport.by_xla:
+            owned = []
+        else:
+            is_owned = [place in self._owned for place in sent]
+            owned = [(i, SingleDeviceSharding(outgoing[i].source)) for i, owns in enumerate(is_owned) if owns]
         return _Exchange(copied, SameProcess(local), sent, owned, transport)
 
     def _join(self, device: Any, whole: Box, boxes: Sequence[Box]) -> tuple[list[int], Program | None]:
@@ -118,7 +126,7 @@ class _Exchange:
         local: Copies them.
         sent: The positions of pieces for other processes.
         owned: Which of those are shards of the caller's array, and where; they are copied, since the caller may donate
-            or delete the array before another process has pulled them.
+            or delete the array before another process has pulled them. None where XLA orders that.
         across: Sends them, and receives others.
     """
 
@@ -132,14 +140,14 @@ class _Exchange:
     ):
         self._copied, self._local, self._sent, self._owned, self._across = copied, local, sent, owned, across
 
-    def start(self, pieces: list[Any]) -> Callable[[], None]:
-        """Begins the moves; returns a function that waits for what comes from other processes."""
+    def start(self, pieces: list[Any]) -> Callable[[], None] | None:
+        """Begins the moves; returns a function that waits for what comes from other processes, if that is needed."""
         across = self._across
         received = [] if across is None else across.exchange(self._outgoing(pieces))
         if self._copied:
             pieces.extend(self._local.exchange([pieces[place] for place in self._copied]))
         pieces.extend(received)
-        return _nothing if across is None else lambda: across.wait(received)
+        return None if across is None or across.by_xla or not received else lambda: across.wait(received)
 
     def _outgoing(self, pieces: Sequence[Any]) -> list[Any]:
         sent = [pieces[place] for place in self._sent]
@@ -149,10 +157,6 @@ class _Exchange:
             for (i, _), copy in zip(self._owned, copies, strict=True):
                 sent[i] = copy
         return sent
-
-
-def _nothing() -> None:
-    pass
 
 
 def _process(device: Any) -> int:

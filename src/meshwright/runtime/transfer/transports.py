@@ -21,7 +21,13 @@ class Transport(Protocol):
         moves: The moves between two devices, in the same order in all processes.
         dtype: The dtype of the pieces, which are no typed random keys.
         timeout_s: Seconds to wait for a process that exists and does not take part.
+
+    Attributes:
+        by_xla: Whether XLA itself runs what reads a piece after what sends it. Else the caller must not delete a piece
+            that it sends, and waits for those that it receives.
     """
+
+    by_xla: bool
 
     def __init__(self, moves: Sequence[Move], dtype: Any, timeout_s: float): ...
 
@@ -54,6 +60,8 @@ Connect: TypeAlias = Callable[[Sequence[Move]], Transport]
 class SameProcess:
     """Copies between devices of this process; any number of copies may be in flight."""
 
+    by_xla = True
+
     def __init__(self, moves: Sequence[Move], dtype: Any = None, timeout_s: float = 0.0):
         del dtype, timeout_s  # copies take any dtype, and wait for nobody
         self._shardings = [SingleDeviceSharding(move.target) for move in moves]
@@ -72,12 +80,13 @@ class Keys:
         words = tuple((0, size) for size in jax_compat.key_shape(dtype))
         self._dtype = dtype
         self._bits = connect([Move((*move.box, *words), move.source, move.target) for move in moves])
-        self._received: list[Any] = []
+        self.by_xla = self._bits.by_xla
 
     def exchange(self, sent: Sequence[Any]) -> list[Any]:
         """See `Transport`."""
         received = self._bits.exchange([jax.random.key_data(piece) for piece in sent])
-        self._bits.wait(received)  # wrapping bits that did not arrive would hide whose they are
+        if not self.by_xla:
+            self._bits.wait(received)  # wrapping bits that did not arrive would hide whose they are
         return [jax_compat.keys_of_bits(bits, self._dtype) for bits in received]
 
     def wait(self, received: Sequence[Any]) -> None:
