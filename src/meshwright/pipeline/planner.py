@@ -26,6 +26,8 @@ from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.planner import Task
 from meshwright.plans.plan import PlanData
+from meshwright.plans.stage_instructions import stage_instructions
+from meshwright.schedules.order import proven_order
 
 Progress = Callable[[str], None]
 
@@ -47,7 +49,7 @@ def plan_stages(
 
     Raises:
         DoesNotFit: No pipeline fits the memory.
-        ShardingError: The model, the batch or the cluster does not allow the method.
+        ShardingError: The model, the batch or the cluster does not allow the method, or stages would wait for ever.
     """
     budget = budget or Budget(method.seconds)
     whole, started = start_search(traced, cluster, method, say, budget), clock()
@@ -60,6 +62,8 @@ def plan_stages(
         best, plain = _search(traced, whole, method, say)
     say("writing the stages down")
     plan = plain or describe(best, traced, method, clock() - started)
+    if plan.stages:
+        proven_order(stage_instructions(plan))
     return replace(plan, method=method.name, provenance={**plan.provenance, **_idle(cluster, best)})
 
 

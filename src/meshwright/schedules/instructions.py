@@ -16,6 +16,7 @@ from meshwright.schedules.base import BACKWARD, FORWARD, WEIGHTS, Rows, Step
 RUN, SEND, RECEIVE, FREE, EXCHANGE, UPDATE = "run", "send", "receive", "free", "exchange", "update"
 PARAMETERS = "parameters"  # what stages send at the start of a step: parameters that several of them read
 
+
 class Link(NamedTuple):
     """Values that one pass computes and another reads: ``(work, virtual stage)`` of both."""
 

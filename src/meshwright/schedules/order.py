@@ -18,6 +18,17 @@ Lists = Sequence[Sequence[Instruction]]
 Entry = tuple[Instruction, Hashable]  # what is done; and what both ends of a transfer have in common, or None
 
 
+def proven_order(lists: Lists) -> list[tuple[int, Instruction]]:
+    """The order in which all processes carry out the instructions, in which no device waits for ever.
+
+    Raises:
+        ShardingError: Devices would; the message names which for what.
+    """
+    order = in_order(lists)
+    check(queues(order, len(lists)))
+    return order
+
+
 def in_order(lists: Lists) -> list[tuple[int, Instruction]]:
     """All instructions in an order in which one process can carry them out: the order in which they would begin.
 
@@ -95,7 +106,7 @@ def check(found: Sequence[Sequence[Entry]]) -> None:
     for key, both in ends.items():
         if len(both) != 2:
             one = next(one for one, other in found[both[0]] if other == key)
-            raise ShardingError(f"stage {both[0]} waits for ever at \"{one}\": it is in {len(both)} queues, not in two")
+            raise ShardingError(f'stage {both[0]} waits for ever at "{one}": it is in {len(both)} queues, not in two')
     place = [0] * len(found)
     moving = list(range(len(found)))
     while moving:
@@ -126,7 +137,7 @@ def _cycle(stuck: Mapping[int, Entry], ends: Mapping[Hashable, list[int]]) -> st
         seen.append(number)
         number = next((end for end in ends[stuck[number][1]] if end != number), number)
     links = seen[seen.index(number) :] if number in seen else seen
-    return "; ".join(f"stage {one} is at \"{stuck[one][0]}\"" for one in links)
+    return "; ".join(f'stage {one} is at "{stuck[one][0]}"' for one in links)
 
 
 def _entry(one: Instruction, stage: int) -> Entry:

@@ -46,7 +46,7 @@ from meshwright.schedules.instructions import (
     Link,
     instruct,
 )
-from meshwright.schedules.order import check, in_order, queues
+from meshwright.schedules.order import proven_order
 
 
 class Engine:
@@ -189,9 +189,7 @@ class Engine:
                 zeros = self.stages[program.stage].zeros(program)
                 found.append(Bound(zeros, (), slots, f"zeros of {program}", "zeros", program.stage))
         ready: set[int] = set()
-        order = in_order(self.instructions)
-        check(queues(order, len(self.devices)))
-        for stage, one in order:
+        for stage, one in proven_order(self.instructions):
             if one.do == RUN and stage not in ready:  # shared parameters have come
                 ready.add(stage)
                 if stage in self.programs.prepare and self._here[stage]:

@@ -77,7 +77,9 @@ def agree(devices: Sequence[Any]) -> Choice:
     if not _chosen:
         forced = jax_compat.broadcast(os.environ.get(SETTING, "").encode()).decode()
         if forced and forced not in TRANSPORTS:
-            raise ShardingError(f"the environment variable {SETTING} is {forced!r}; give one of {', '.join(TRANSPORTS)}")
+            raise ShardingError(
+                f"the environment variable {SETTING} is {forced!r}; give one of {', '.join(TRANSPORTS)}"
+            )
         _chosen.append(Choice(forced, f"set by {SETTING}") if forced else _measured(devices))
         log.info("stages send each other arrays by %s", _chosen[0])
     return _chosen[0]
