@@ -3,10 +3,10 @@
 Each row's recipe is priced as `meshwright validate` prices it, layer by layer, and its passes are put in time by each
 schedule: 1F1B, interleaved (as published, or with the chunks that are fastest and divide the layers), ZB-H1, ZB-V
 (two chunks a stage, the second on the way back; weights' gradients apart) and, in the manner of DualPipe, microbatches
-from both ends, which needs all parameters twice and an exchange of their gradients. Sends take their time and are not in the way of compute. `gain` is
-what the best of the two new ones saves of a step of the best of the others that fit in memory, where it fits, too.
-The new ones are put in order by the real times of the passes, stage by stage. No schedule is faster than the busiest
-stage without any wait.
+from both ends, which needs all parameters twice and an exchange of their gradients. Sends take their time and are not
+in the way of compute. `gain` is what the best of the two new ones saves of a step of the best of the others that fit in
+memory, where it fits, too. The new ones are put in order by the real times of the passes, stage by stage. No schedule
+is faster than the busiest stage without any wait.
 
     python benchmarks/schedules.py [published.csv]
 """
@@ -14,7 +14,7 @@ stage without any wait.
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
 from statistics import mean
@@ -79,7 +79,7 @@ class Times:
         return self.layer_s[1] * layers + extra[1] - (weights if apart else 0.0)
 
 
-def played(lists: list[list[Operation]], stage_of: Callable[[int, int], int], times: Times, places: int) -> float:
+def played(lists: list[list[Operation]], times: Times, places: int) -> float:
     """Seconds until all stages have carried out their operations, each in its order."""
     apart = any(one[0] == W for own in lists for one in own)
     ends: dict[Operation, float] = {}
@@ -97,7 +97,7 @@ def played(lists: list[list[Operation]], stage_of: Callable[[int, int], int], ti
                     before = [(F, v, i, d)] + ([(B, v + 1, i, d)] if v < places - 1 else [])
                 if not all(one in ends for one in before):
                     break
-                sends = [ends[one] + times.send_s * (stage_of(one[1], d) != s) for one in before]
+                sends = [ends[one] + times.send_s * (one[1] != v) for one in before]
                 clock[s] = max([clock[s], *sends]) + times.of(kind, v, places, apart)
                 ends[kind, v, i, d] = clock[s]
                 at[s] += 1
@@ -178,7 +178,7 @@ def main() -> None:
         for name in ("1f1b", "zb-h1"):
             held[name] = p * layers / p * times.layer_bytes
             lists = [[(s.work, number, s.microbatch, 0) for s in own] for number, own in enumerate(rows_of(name, p, m))]
-            found[name] = played(lists, lambda v, d: v, times, p)
+            found[name] = played(lists, times, p)
         for v in range(2, layers // p + 1):
             if m % p or layers % (p * v):
                 continue
@@ -187,7 +187,7 @@ def main() -> None:
                 for n, own in enumerate(rows_of("interleaved", p, m, v))
             ]
             held[f"interleaved {v}"] = (1 + (p - 1) / (p * v)) * layers * times.layer_bytes
-            found[f"interleaved {v}"] = played(lists, lambda n, d: n % p, times, p * v)
+            found[f"interleaved {v}"] = played(lists, times, p * v)
         new = {}
         if layers >= 2 * p:
             new["zb-v"] = fastest(p, m, False, times)

@@ -1,4 +1,4 @@
-"""The order of all processes' transfers: nobody waits for ever in it, and a checker refuses queues in which somebody does."""
+"""The order of all processes' transfers: nobody waits for ever in it, and queues in which somebody does are refused."""
 
 import jax
 import numpy as np

@@ -77,7 +77,7 @@ def in_order(lists: Lists) -> list[tuple[int, Instruction]]:
 
 
 def queues(order: Sequence[tuple[int, Instruction]], num_stages: int) -> list[list[Entry]]:
-    """What the devices of each stage do one after another: a transfer is where it is sent, in the queues of both ends."""
+    """What the devices of each stage do in turn: a transfer is where it is sent, in the queues of both ends."""
     found: list[list[Entry]] = [[] for _ in range(num_stages)]
     for stage, one in order:
         if one.do == SEND:

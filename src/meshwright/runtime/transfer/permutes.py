@@ -1,8 +1,9 @@
 """Moves between processes by collective permutes over all devices that send or receive, on the accelerators' own links.
 
-It needs nothing but XLA's collectives (NCCL, Gloo). All processes that have one of the devices run one program, in the
-order that `schedules/order.py` gives to all transfers; the host waits for nobody, since XLA runs what reads an array
-after what writes it. A device sends one piece and receives one in each *round*; unlike pieces are padded to the longest.
+It needs nothing but XLA's collectives (NCCL, Gloo). All processes that have one of the devices run one program, in
+the order that `schedules/order.py` gives to all transfers; the host waits for nobody, since XLA runs what reads an
+array after what writes it. A device sends one piece and receives one in each *round*; unlike pieces are padded to the
+longest.
 
 Accelerators run programs in the order of their queues. CPUs do not, and two programs in flight between the same
 processes would take each other's messages. So a program on CPUs reads its *turn*, a number that the last one between
