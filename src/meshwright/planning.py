@@ -11,8 +11,9 @@ from meshwright.graph.tracing.garbage import heap_frozen
 from meshwright.graph.tracing.planned_mesh import planned
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.axes import Shape
-from meshwright.pipeline.planner import plan_stages
-from meshwright.plan_files.known_plans import plan_key
+from meshwright.pipeline.planner import plan_stages, plan_stages_again
+from meshwright.pipeline.search.equal_stages import ThreeD
+from meshwright.plan_files.known_plans import PlanKey, plan_key
 from meshwright.planner.budget import Budget
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.planner.planner import Progress, program_task
@@ -25,6 +26,14 @@ from meshwright.rehearsal.calibration import calibrated, known_efficiencies
 from meshwright.rehearsal.memory import known_memory
 from meshwright.runtime.stages.pipeline_program import why_not_cut
 from meshwright.step_search.candidates import best_plan
+from meshwright.step_search.last_plan import (
+    as_before,
+    is_as_quick,
+    is_of_others,
+    methods_as_before,
+    num_devices,
+    other_recipe,
+)
 from meshwright.step_search.microbatches import batch_argnums
 from meshwright.step_search.ranking import with_step
 from meshwright.step_search.recomputation import decided
@@ -88,14 +97,55 @@ def plan_traced(
     method: Method,
     batch: Sequence[int] | None = None,
     on_progress: Progress | None = None,
+    last: PlanData | None = None,
 ) -> Plan:
-    """As `plan`, for a function that is traced already."""
+    """As `plan`, for a function that is traced already; the search starts from its last plan, for other devices."""
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     with progress(on_progress) as say:
-        return Plan.of(_decided(traced, where, mesh, method, batch, say, Budget(method.seconds)))
+        budget = Budget(method.seconds)
+        if last is not None and mesh is None:
+            cluster = where if isinstance(where, Cluster) else where[0].cluster
+            if cluster is not None and is_of_others(last, cluster):
+                found = _as_before(traced, cluster, method, last, batch, say, budget)
+                if found is not None:
+                    return Plan.of(found)
+        return Plan.of(_decided(traced, where, mesh, method, batch, say, budget))
 
 
-def key_of(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shape | None, method: Method) -> str | None:
+def _as_before(
+    traced: Traced,
+    cluster: Cluster,
+    method: Method,
+    last: PlanData,
+    batch: Sequence[int] | None,
+    say: Progress,
+    budget: Budget,
+) -> PlanData | None:
+    """The plan that repeats what the last one decided; None where it is better to search for all of it."""
+    recipe = method if isinstance(method, ThreeD) else None
+    if recipe is not None and recipe.num_devices == cluster.num_devices:
+        return None
+    say(f"planning as for {num_devices(last)} devices before")
+    for settled in [method] if last.stages else methods_as_before(traced, method, last, cluster):
+        own = budget.of_another_program()
+        try:
+            if last.stages:
+                found = with_step(plan_stages_again(traced, cluster, settled, last, say, own))
+            else:
+                found = _decided(traced, settled.meshes(cluster), None, settled, batch, say, own)
+        except (DoesNotFit, ShardingError):
+            continue
+        if recipe is None:
+            return replace(found, remarks=(as_before(last), *found.remarks)) if is_as_quick(found, last) else None
+        return replace(found, remarks=(other_recipe(recipe, found), *found.remarks))
+    if recipe is None:
+        return None
+    auto = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds)
+    found = _decided(traced, auto.meshes(cluster), None, auto, batch, say, budget.of_another_program())
+    return replace(found, remarks=(other_recipe(recipe, found), *found.remarks))
+
+
+def key_of(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shape | None, method: Method) -> PlanKey | None:
     """The name of the plan that `plan_traced` makes, for plans that are kept; None where it has none."""
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     where = _divided(traced, where, mesh, method)

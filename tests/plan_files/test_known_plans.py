@@ -51,10 +51,10 @@ def other_step(w, x):
 
 @pytest.mark.parametrize(
     "given",
-    [{"rows": X[:8]}, {"cluster": "1x4 cpu"}, {"method": mw.Auto(memory_fraction=0.5)}, {"function": other_step}],
+    [{"rows": X[:8]}, {"cluster": "1x2 h100"}, {"method": mw.Auto(memory_fraction=0.5)}, {"function": other_step}],
     ids=lambda given: next(iter(given)),
 )
-def test_another_program_or_other_devices_are_planned_anew(tmp_path, given):
+def test_another_program_or_other_chips_are_planned_anew(tmp_path, given):
     planned(tmp_path)
     mark(tmp_path)
     assert planned(tmp_path, **given)[1].remarks == ()

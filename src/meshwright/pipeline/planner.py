@@ -67,6 +67,38 @@ def plan_stages(
     return replace(plan, method=method.name, provenance={**plan.provenance, **_idle(cluster, best)})
 
 
+def plan_stages_again(
+    traced: Traced, cluster: Cluster, method: Method, last: PlanData, say: Progress, budget: Budget
+) -> PlanData:
+    """The best pipeline of equal stages, with the recomputation of the last plan and microbatches of about its size.
+
+    Args:
+        traced: The function, traced.
+        cluster: The machines, other than those of the last plan.
+        method: The method by which the last plan was made.
+        last: The last plan, which has stages.
+        say: Called with a description of each step.
+        budget: The time for it.
+
+    Raises:
+        DoesNotFit: No such pipeline fits the memory.
+        ShardingError: The model, the batch or the cluster allows none.
+    """
+    assert isinstance(method, Auto | ThreeD) and last.pipeline is not None
+    wishes = Auto(
+        pipeline=True, layers=method.layers, boundaries=method.boundaries, memory_fraction=method.memory_fraction
+    )
+    search, started = start_search(traced, cluster, wishes, say, budget), clock()
+    search.only_like(last.pipeline)
+    search.all_recipes()
+    if isinstance(method, Auto):
+        refine(search)
+    if search.best is None:
+        raise search.does_not_fit()
+    plan = describe(search, traced, method, clock() - started)
+    return replace(plan, method=method.name)
+
+
 def _search(
     traced: Traced, whole: PipelineSearch, method: Method, say: Progress
 ) -> tuple[PipelineSearch, PlanData | None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import meshwright
 from meshwright.errors import OutputError, PlanFileError
@@ -23,26 +23,43 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+|id=\d+")
 log = logging.getLogger("meshwright")
 
 
-def known_or_made(directory: str | PathLike[str], key: str, traced: Traced, make: Callable[[], PlanData]) -> PlanData:
+class PlanKey(NamedTuple):
+    """The name of a plan: digests of its program and method, and of the devices that it is for."""
+
+    program: str
+    devices: str
+
+
+def known_or_made(
+    directory: str | PathLike[str], key: PlanKey, traced: Traced, make: Callable[[PlanData | None], PlanData]
+) -> PlanData:
     """The plan of a key; it is made, and kept, where there is none yet.
 
-    A file that cannot be read, or a disk that cannot be written to, costs a warning: the plan is then made anew.
+    What makes it is given the newest plan of the same program for other devices, where there is one. A file that cannot
+    be read, or a disk that cannot be written to, costs a warning: the plan is then made anew.
     """
-    path = Path(directory).expanduser() / f"{key}.json"
+    path = Path(directory).expanduser() / f"{key.program}-{key.devices}.json"
     if path.exists():
-        try:
-            saved_plan = of_call(load_plan(path), traced)
+        saved_plan = _read(path, traced)
+        if saved_plan is not None:
             log.info("taking the plan that was made before for the same program and devices, from %s", path)
             return saved_plan
-        except PlanFileError as error:
-            log.warning("the plan in %s is made anew: %s", path, error)
-    plan = make()
+    others = {other: other.stat().st_mtime_ns for other in path.parent.glob(f"{key.program}-*.json") if other != path}
+    plan = make(_read(max(others, key=others.__getitem__), traced) if others else None)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_plan(plan, path)
     except (OSError, OutputError) as error:
         log.warning("the plan could not be kept for a restart: %s", error)
     return plan
+
+
+def _read(path: Path, traced: Traced) -> PlanData | None:
+    try:
+        return of_call(load_plan(path), traced)
+    except PlanFileError as error:
+        log.warning("the plan in %s is made anew: %s", path, error)
+        return None
 
 
 def of_call(plan: PlanData, traced: Traced) -> PlanData:
@@ -52,8 +69,8 @@ def of_call(plan: PlanData, traced: Traced) -> PlanData:
     return replace(plan, origin=traced, **trees)
 
 
-def plan_key(traced: Traced, method: Any, devices: Any, measured: Any) -> str | None:
-    """The name of a plan: of all that it depends on; None where the method has code of the user's.
+def plan_key(traced: Traced, method: Any, devices: Any, measured: Any) -> PlanKey | None:
+    """The name of a plan, of all that it depends on; None where the method has code of the user's.
 
     Args:
         traced: The program.
@@ -63,13 +80,14 @@ def plan_key(traced: Traced, method: Any, devices: Any, measured: Any) -> str | 
     """
     import jax
 
-    about = "\n".join(_plain((meshwright.__version__, jax.__version__, VERSION, method, devices, measured)))
-    if _ADDRESS.search(about):
+    about = "\n".join(_plain((meshwright.__version__, jax.__version__, VERSION, method)))
+    where = "\n".join(_plain((devices, measured)))
+    if _ADDRESS.search(about) or _ADDRESS.search(where):
         return None
     digest = hashlib.sha256(about.encode())
     for text in _program(traced):
         digest.update(text)
-    return digest.hexdigest()[:32]
+    return PlanKey(digest.hexdigest()[:32], hashlib.sha256(where.encode()).hexdigest()[:16])
 
 
 def _program(traced: Traced) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """Shardings that users give by paths: globs matched to arguments and results, specs checked against their shapes."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -9,6 +10,8 @@ from meshwright.graph import Graph
 from meshwright.hardware import Mesh
 from meshwright.plans.paths import nearest
 from meshwright.strategy.sharding import Axes
+
+_WILD = re.compile(r"[*?[]")
 
 
 def spec_dims(spec: Any) -> tuple[tuple[str, ...], ...]:
@@ -26,14 +29,20 @@ def matched(fix: Mapping[str, Any], graph: Graph) -> tuple[dict[int, Any], dict[
     for glob, spec in fix.items():
         found = False
         for paths, target in ((graph.input_paths, inputs), (graph.output_paths, outputs)):
-            for i, path in enumerate(paths):
-                if path == glob or fnmatchcase(path, glob):
-                    target[i] = spec
-                    found = True
+            for i in _places(paths, glob):
+                target[i] = spec
+                found = True
         if not found:
             hint = nearest(glob, (*graph.input_paths, *graph.output_paths))
             raise ShardingError(f"fix: {glob!r} matches no argument or result; {hint}")
     return inputs, outputs
+
+
+def _places(paths: Sequence[str], glob: str) -> list[int]:
+    """The positions of the paths that a glob matches."""
+    if not _WILD.search(glob):  # thousands of paths may be given, and comparing is quicker than matching
+        return [i for i, path in enumerate(paths) if path == glob]
+    return [i for i, path in enumerate(paths) if path == glob or fnmatchcase(path, glob)]
 
 
 def sharding_code(spec: Any, path: str, shape: tuple[int, ...], mesh: Mesh, axes: Axes) -> int:

@@ -293,11 +293,11 @@ class Parallelized:
         key = key_of(traced, settings.cluster, settings.mesh, method) if where else None
         if not where or key is None:
             return self._plan_anew(traced)
-        return Plan.of(known_or_made(where, key, traced, lambda: self._plan_anew(traced)))
+        return Plan.of(known_or_made(where, key, traced, lambda last: self._plan_anew(traced, last)))
 
-    def _plan_anew(self, traced: Traced) -> Plan:
+    def _plan_anew(self, traced: Traced, last: PlanData | None = None) -> Plan:
         settings, method = self.settings, self.settings.method
-        plan = plan_traced(traced, settings.cluster, settings.mesh, method, self._batch(traced))
+        plan = plan_traced(traced, settings.cluster, settings.mesh, method, self._batch(traced), last=last)
         if plan.stages and isinstance(method, Auto) and (reason := why_not_cut(plan, traced, self._batch(traced))):
             whole = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds, pipeline=False)
             plan = plan_traced(traced, settings.cluster, settings.mesh, whole, self._batch(traced))

@@ -69,6 +69,11 @@ class ThreeD(Method):
         return f"ThreeD({self.data}×{self.tensor}×{self.pipeline})"
 
     @property
+    def num_devices(self) -> int:
+        """The devices that it is for."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
     def staged(self) -> bool:
         return True
 

@@ -64,7 +64,7 @@ class PipelineSearch:
         self._loop = loops[0] if len(loops) == 1 else (0, 0)
         self._splits: dict[bytes, Split] = {}  # by the layers' work
         self.trains = bool((catalogue.rows.whole.columns.phase == PHASES.index(BACKWARD)).any())
-        self.checkpoints = CHECKPOINTS if self.trains else CHECKPOINTS[:1]
+        self.checkpoints: tuple[str, ...] = CHECKPOINTS if self.trains else CHECKPOINTS[:1]
         self.best: FoundPipeline | None = None
         self.tried = 0
         self.nearest_bytes, self.nearest = np.inf, ""
@@ -74,6 +74,14 @@ class PipelineSearch:
         self._least: dict[int, Array] = {}  # by rows of a microbatch, for each layer
         self._outside_s = np.inf  # a bound on plans that are no pipelines
         self._options: dict[tuple[int, int, int, str, int | None], Options | None] = {}
+
+    def only_like(self, last: Pipeline) -> None:
+        """Looks only for pipelines with the recomputation of a known one, and microbatches of about its size."""
+        rows = self.catalogue.rows.batch // last.num_microbatches
+        near = [size for size in self.catalogue.microbatches if rows / 2 <= size <= rows]
+        self.catalogue.microbatches = near or self.catalogue.microbatches
+        self.checkpoints = tuple(word for word in self.checkpoints if word == last.checkpoint) or self.checkpoints
+        self._is_cut = True
 
     @property
     def num_layers(self) -> int:
