@@ -20,6 +20,12 @@ DIM_NAMES = {
 _BITS = re.compile(r"\d+")
 _WRAPPED = re.compile(r"(?:jvp|transpose|vmap|jit|pjit)\((.*)\)")
 _UNSAID = ("", "rematted_computation", "checkpoint")
+_LEVELS = {
+    "selective": "attention and elementwise work recomputed",
+    "alternate": "every second product recomputed",
+    "full": "layers recomputed",
+    "offload": "products of layers kept on the host, the rest recomputed",
+}
 _OF_DTYPE = {"bool": 8, "complex64": 64, "complex128": 128}
 
 
@@ -83,13 +89,19 @@ def recomputed_words(policy: str) -> str:
 
     >>> recomputed_words("full:1/2")
     '1/2 of the layers recomputed'
+    >>> recomputed_words("keep 3 17:7/8, selective:1/8 | none")
+    'all but some results of layers recomputed'
     """
-    kind, _, share = policy.partition(":")
-    said = {
-        "selective": "attention and elementwise work recomputed",
-        "alternate": "every second product recomputed",
-        "full": "layers recomputed",
-    }.get(kind, "")
+    parts = {tuple(part.strip().split(":")) for kind in policy.split("|") for part in kind.split(",")}
+    levels = {level for level, *_ in parts} - {"none", "as written"}
+    if not levels:
+        return ""
+    (level, share), *others = sorted(
+        (level, *share) if share else (level, "") for level, *share in parts if level in levels
+    )
+    if others or level not in _LEVELS:
+        away = ", some kept on the host" if any("offload" in level for level in levels) else ""
+        return f"all but some results of layers recomputed{away}"
     if share:
-        return f"{share} of the layers recomputed" if kind == "full" else f"{said} in {share} of the layers"
-    return said
+        return f"{share} of the layers recomputed" if level == "full" else f"{_LEVELS[level]} in {share} of the layers"
+    return _LEVELS[level]

@@ -122,7 +122,7 @@ class _Search:
 
     def best(self) -> PlanData:
         """The plan with the best number of microbatches."""
-        counts = _divisors(batch_size(self.traced, self.positions))
+        counts = divisors(batch_size(self.traced, self.positions))
         count = self._least_count(counts)
         plans: list[PlanData] = []
         while count:
@@ -190,7 +190,8 @@ class _Search:
         raise AssertionError("a step fits that was found not to fit")
 
 
-def _divisors(size: int) -> list[int]:
+def divisors(size: int) -> list[int]:
+    """The numbers that divide a size, in order; 1 for none."""
     return [n for n in range(1, size + 1) if size % n == 0] or [1]
 
 

@@ -1,29 +1,38 @@
 """Decides what the backward pass computes again, with the microbatches: the least work that the memory allows.
 
-Work that is repeated and microbatches both save memory, so each policy is planned with the microbatches that it needs.
-Policies are tried from the least work to the least memory, and only as far as a plan is short of memory; the quickest
-plan as simulated is kept, and of those nearly as quick the simplest.
+Both save memory, so they are chosen together. A plan without recomputation and without a memory limit says what every
+kind of layer may keep, and what it takes to compute the rest (`layer_kinds.py`); for each number of microbatches a
+small exact problem then says what to keep (`keeping.py`). What it promises is planned under the limit, the quickest
+first, until none promises to be quicker than the best; a plan that does not fit, or leaves room, corrects the promises.
+Where devices are several and the search is free, this is done by fully sharded data parallelism, which is planned in a
+fraction of the time, and the policy that is best by it is searched with.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
 from meshwright.graph.phases import BACKWARD, PHASES
 from meshwright.hardware import Mesh
-from meshwright.parallelism.words import recomputed_words
+from meshwright.planner.budget import Budget
 from meshwright.planner.methods import AUTO, Auto, Method, Zero
-from meshwright.planner.planner import Progress
+from meshwright.planner.planner import Progress, program_task
 from meshwright.plans.plan import PlanData
-from meshwright.runtime.microbatches.planned_parts import recomputing
-from meshwright.runtime.recomputation.policies import ALTERNATE, AS_WRITTEN, FULL, NONE, SELECTIVE
+from meshwright.runtime.microbatches.cut_operations import CannotCut
+from meshwright.runtime.microbatches.planned_parts import cut_traced, recomputing
+from meshwright.runtime.recomputation.policies import AS_WRITTEN, FULL, NONE, SELECTIVE
+from meshwright.runtime.recomputation.recomputed import regions_of
 from meshwright.step_search import microbatches
+from meshwright.step_search.keeping import Keeping
+from meshwright.step_search.layer_kinds import Figures, LayerKind
+from meshwright.step_search.promises import Promises
 from meshwright.step_search.ranking import simplest, with_step
-from meshwright.units import format_bytes
 
-#: Policies with a little less work than others, and a little more memory.
-_BETWEEN = {SELECTIVE: (f"{SELECTIVE}:1/2",), FULL: (ALTERNATE, f"{FULL}:1/2")}
+_ENDLESS_BYTES = 2**60
+_MOST_PLANS = 6  # by which promises are corrected
 
 
 def decided(
@@ -49,21 +58,35 @@ def decided(
         ShardingError: The batch does not divide into as many parts as the method says.
     """
 
-    def planned(word: str, by: Method = method) -> PlanData:
-        return microbatches.decided(recomputing(traced, word), batch, by, meshes, solve, say)
+    def planned(policy: str, by: Method = method) -> PlanData:
+        return with_step(microbatches.decided(recomputing(traced, policy), batch, by, meshes, solve, say))
 
     if method.recompute != AUTO:
         _check_share(method.recompute, recomputing(traced, method.recompute))
         return planned(method.recompute)
-    words: Sequence[str] = _words(traced, method)
-    if len(words) == 1 or not _may_be_short(traced, meshes[0]):
-        return _best(words, planned, say)
-    remark = ""
-    cluster = meshes[0].cluster
-    if microbatches.is_free(method) and cluster is not None and cluster.num_devices > 1:
-        words, remark = _ranked(words, not traced.graph.loops, method, planned, say)
-    plan = _best(words, planned, say)
-    return replace(plan, remarks=(remark, *plan.remarks)) if remark and plan.recompute == words[0] else plan
+    has_backward = bool((traced.graph.columns.phase == PHASES.index(BACKWARD)).any())
+    if not has_backward or (isinstance(method, Auto) and method.profile):
+        return planned(AS_WRITTEN)
+    has_checkpoints = any(operation.is_checkpoint for operation in traced.call.program.walk())
+    least = NONE if has_checkpoints else AS_WRITTEN
+    if not _may_be_short(traced, meshes[0]):
+        return planned(least)
+    if meshes[0].cluster is None:
+        return _first_that_fits((least, SELECTIVE, AS_WRITTEN if has_checkpoints else FULL), planned)
+    positions = microbatches.batch_argnums(traced) if batch is None else batch
+    search = _Search(traced, positions, least, has_checkpoints, meshes, planned, say)
+    if not microbatches.is_free(method) or meshes[0].num_devices == 1:
+        return search.best(method).plan
+    fsdp = Zero(3, memory_fraction=method.memory_fraction, seconds=method.seconds, microbatches=method.microbatches)
+    try:
+        best = search.best(fsdp)
+    except (DoesNotFit, ShardingError):  # by this method: the batch may not divide into as many parts as devices
+        return search.best(method).plan
+    plans = [replace(best.plan, method=method.name)]
+    with suppress(DoesNotFit):
+        plan = planned(best.plan.recompute)
+        plans.append(replace(plan, remarks=(*best.remarks, *plan.remarks)))
+    return simplest(plans)
 
 
 def _check_share(word: str, traced: Traced) -> None:
@@ -82,102 +105,136 @@ def _may_be_short(traced: Traced, mesh: Mesh) -> bool:
     return limit is not None and traced.graph.num_bytes.sum() > limit * mesh.num_devices
 
 
-def _ranked(
-    words: Sequence[str], has_layers: bool, method: Method, planned: Callable[..., PlanData], say: Progress
-) -> tuple[Sequence[str], str]:
-    """The policies to plan with a free search, which takes far longer than fully sharded data parallelism does.
-
-    Where that is not short of memory without recomputation, nothing else need be searched; else only the policy with
-    which it is quickest, and a remark says what it saves and costs.
-
-    Args:
-        words: The policies, from the least work to the least memory.
-        has_layers: Whether the layers run one after the other, so that a part of them may be computed again.
-        method: The method.
-        planned: Makes a plan with a policy, by a method.
-        say: Called with each stage.
-    """
-    fsdp = Zero(3, memory_fraction=method.memory_fraction, seconds=method.seconds, microbatches=method.microbatches)
-    plans: dict[str, PlanData] = {}
-    times: dict[str, float] = {}
-
-    def is_short(word: str) -> bool:
-        say(f"fully sharded data parallelism, recomputation {word}")
-        try:
-            plans[word] = planned(word, fsdp)
-        except DoesNotFit:
-            return True
-        times[word] = with_step(plans[word]).step_s
-        return microbatches.is_short_of_memory(plans[word])
-
-    try:
-        for word in words:
-            if not is_short(word):
-                break
-        best = min(times, key=lambda word: times[word], default=words[0])
-        for word in _BETWEEN.get(best, ()):  # a little less work than the best, where it fits
-            if has_layers or ":" not in word:
-                is_short(word)
-    except ShardingError:  # the batch does not divide into as many parts as there are devices
-        return words, ""
-    if not times:
-        return words, ""
-    best = min(times, key=lambda word: times[word])
-    return [best], "" if best == words[0] else _saving(best, plans[best], times[best], plans, times, words[0])
-
-
-def _saving(
-    word: str,
-    plan: PlanData,
-    seconds: float,
-    plans: Mapping[str, PlanData],
-    times: Mapping[str, float],
-    least: str,
-) -> str:
-    """What recomputation saves and costs, as fully sharded data parallelism has it."""
-    what = recomputed_words(word) or "its own checkpoints"
-    if least not in plans:
-        return f"Without recomputation ({what}) no plan of fully sharded data parallelism fits."
-    other = plans[least]
-    saved = _activations(other) / plan.microbatches - _activations(plan) / plan.microbatches
-    count = f"{other.microbatches} microbatch{'es' if other.microbatches > 1 else ''} instead of {plan.microbatches}"
-    return (
-        f"With {what} a step takes about {format_bytes(max(saved, 0))} less on each device; without it {count}, "
-        f"{times[least] / seconds - 1:+.1%}, as fully sharded data parallelism simulates it."
-    )
-
-
-def _activations(plan: PlanData) -> float:
-    """About the bytes that a device would keep for the backward pass of the whole batch."""
-    return (plan.memory.peak_bytes - sum(plan.memory.argument_bytes.values())) * plan.microbatches
-
-
-def _best(words: Sequence[str], planned: Callable[..., PlanData], say: Progress) -> PlanData:
-    """The quickest plan, or a simpler one that is nearly as quick; policies are tried while memory is short."""
-    plans: list[PlanData] = []
+def _first_that_fits(policies: Sequence[str], planned: Callable[[str], PlanData]) -> PlanData:
+    """The plan of the first policy that fits, from the least work to the least memory."""
     misfits: list[DoesNotFit] = []
-    for word in words:
-        if plans or misfits:
-            say(f"looking for plans with recomputation {word}")
+    for policy in policies:
         try:
-            plans.append(planned(word))
+            return planned(policy)
         except DoesNotFit as error:
             misfits.append(error)
-            if plans:
-                break
-        else:
-            if not microbatches.is_short_of_memory(plans[-1]):
-                break
-    if not plans:
-        raise min(misfits, key=lambda error: error.needed_bytes)
-    return simplest([with_step(plan) for plan in plans])
+    raise min(misfits, key=lambda error: error.needed_bytes)
 
 
-def _words(traced: Traced, method: Method) -> tuple[str, ...]:
-    """The policies to try, from the least work to the least memory; a user's own checkpoints stand for the last."""
-    has_backward = bool((traced.graph.columns.phase == PHASES.index(BACKWARD)).any())
-    if not has_backward or (isinstance(method, Auto) and method.profile):
-        return (AS_WRITTEN,)
-    if any(operation.is_checkpoint for operation in traced.call.program.walk()):
-        return NONE, SELECTIVE, AS_WRITTEN
-    return AS_WRITTEN, SELECTIVE, FULL
+class _Best(NamedTuple):
+    """The best plan, and what recomputation saves and costs in it."""
+
+    plan: PlanData
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Looks for the policy and the number of microbatches with which a method's plan is quickest.
+
+    Attributes:
+        traced: The step as it was written.
+        positions: Positions of the arguments that are the batch.
+        least: The policy by which nothing is computed again.
+        has_checkpoints: Whether the step has its own, which are one more policy.
+        meshes: The views that the search tries.
+        planned: Makes a plan with a policy by a method.
+        say: Called with each stage.
+    """
+
+    traced: Traced
+    positions: Sequence[int]
+    least: str
+    has_checkpoints: bool
+    meshes: Sequence[Mesh]
+    planned: Callable[[str, Method], PlanData]
+    say: Progress
+
+    def best(self, method: Method) -> _Best:
+        """The best plan by a method.
+
+        Raises:
+            DoesNotFit: None fits.
+            ShardingError: The batch does not divide as the method says.
+        """
+        self.say(f"{method.name} without recomputation")
+        misfits: list[DoesNotFit] = []
+        plans: list[PlanData] = []
+
+        def added(policy: str, by: Method) -> PlanData | None:
+            try:
+                plans.append(self.planned(policy, by))
+            except DoesNotFit as error:
+                misfits.append(error)
+                return None
+            return plans[-1]
+
+        whole = added(self.least, method)
+        if whole is not None and whole.microbatches in (1, method.microbatches):
+            return _Best(whole, ())  # nothing is gained by computing it again
+        limit = misfits[-1].limit_bytes if whole is None else whole.memory.limit_bytes
+        assert limit is not None, "a plan in microbatches that were not asked for has a limit"
+        promises = self._promises(method, whole, limit)
+        if promises is not None:
+            self._look_into(promises, method, added, misfits)
+        if self.has_checkpoints:
+            added(AS_WRITTEN, method)
+        if not plans:
+            added(FULL, method)
+        if not plans:
+            raise min(misfits, key=lambda error: error.needed_bytes)
+        best = simplest(plans)
+        remarks = () if promises is None or best is whole else promises.remarks(best)
+        return _Best(replace(best, remarks=(*remarks, *best.remarks)), remarks)
+
+    def _promises(self, method: Method, whole: PlanData | None, limit: float) -> Promises | None:
+        """What may be expected of policies; None where the step has no layers that could be computed again.
+
+        Args:
+            method: The method.
+            whole: A plan without recomputation that fits; None where none does.
+            limit: Bytes that a plan may take.
+        """
+        traced = recomputing(self.traced, NONE)
+        regions = regions_of(traced.call.program)
+        if not regions:
+            return None
+        cluster = self.meshes[0].cluster
+        assert cluster is not None
+        endless = replace(cluster, chip=replace(cluster.chip, memory_bytes=_ENDLESS_BYTES))
+        views = [replace(mesh, cluster=endless) for mesh in self.meshes]
+        if not isinstance(method, Auto):
+            views = method.divided(traced.graph, method.meshes(endless))
+        task, views = program_task(traced, views, method)
+        reference = with_step(task.plan(views, lambda _: None, Budget(method.seconds)))
+        figures = Figures(reference)
+        keeping = Keeping([LayerKind(one, n, figures) for one in regions for n in range(one.layers.num_kinds)])
+        if isinstance(method.microbatches, int):
+            return Promises(keeping, reference, [method.microbatches], limit, whole)
+        counts = microbatches.divisors(microbatches.batch_size(self.traced, self.positions))
+        if whole is not None:
+            counts = [count for count in counts if count <= whole.microbatches]
+        elif len(counts) > 1 and not self._may_be_cut(counts[-1]):
+            counts = [1]
+        return Promises(keeping, reference, counts, limit, whole)
+
+    def _may_be_cut(self, count: int) -> bool:
+        try:
+            cut_traced(self.traced, self.positions, count)
+        except CannotCut:
+            return False
+        return True
+
+    def _look_into(
+        self,
+        promises: Promises,
+        method: Method,
+        added: Callable[[str, Method], PlanData | None],
+        misfits: list[DoesNotFit],
+    ) -> None:
+        """Plans what is promised, the quickest first."""
+        for _ in range(_MOST_PLANS):
+            promise = promises.next()
+            if promise is None:
+                return
+            self.say(f"{method.name} in {promise.num_parts} microbatches, recomputation {promise.kept.policy:.40}")
+            plan = added(promise.kept.policy, replace(method, microbatches=promise.num_parts))
+            if plan is None:
+                promises.too_large(promise, misfits[-1])
+            else:
+                promises.fits(promise, plan)

@@ -32,7 +32,7 @@ class Layers:
         backward: The same of the backward pass.
         layer: The layer of each operation of the forward pass; `OUTSIDE` for others.
         kind: The kind of each layer: layers of one kind repeat one another.
-        place: The place of each operation in its layer.
+        place: The place of each operation in its layer; a lap that is cut off has those of a whole one.
     """
 
     forward: NDArray[np.bool_]
@@ -40,6 +40,14 @@ class Layers:
     layer: NDArray[np.int64]
     kind: list[int]
     place: NDArray[np.int64]
+
+    @property
+    def num_kinds(self) -> int:
+        return max(self.kind, default=-1) + 1
+
+    def of_kind(self, kind: int) -> list[int]:
+        """The layers of a kind, in order."""
+        return [number for number, own in enumerate(self.kind) if own == kind]
 
 
 def phases_of(program: Program) -> NDArray[np.int64]:
@@ -69,9 +77,10 @@ def layers_of(program: Program) -> Layers:
     runs = find_runs([tokens.setdefault(name, len(tokens)) for name in names])
     crossing = _crossing(program, operations)
     for number, run in enumerate(run for run in runs if heavy[run.start : run.start + run.period].any()):
-        for first, stop in _laps(run, crossing):
+        laps = _laps(run, crossing)
+        for first, stop in laps:
             layer[ahead[first:stop]] = len(kind)
-            place[ahead[first:stop]] = np.arange(stop - first)
+            place[ahead[first:stop]] = np.arange(first - laps[1][0], stop - laps[1][0]) % run.period
             kind.append(number)
     return Layers(forward, backward, layer, kind, place)
 

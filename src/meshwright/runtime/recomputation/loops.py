@@ -17,10 +17,11 @@ from meshwright.program.as_jaxpr import as_jaxpr
 from meshwright.program.program import SCAN, Operation, Program
 from meshwright.runtime.recomputation.inlining import copied, without_checkpoints
 from meshwright.runtime.recomputation.layers import Layers, is_heavy, one_layer
+from meshwright.runtime.recomputation.policies import Retained
 from meshwright.runtime.recomputation.regions import inlined, part_of, recomputation, replaced, slice_to
 
-#: Says of a region, its layers and those of its inputs that are activations which operations' results are kept.
-Keep = Callable[[Program, Layers, set[int]], NDArray[np.bool_]]
+#: Says what a region keeps, given its layers and, of a loop's trip, its inputs that are activations and its length.
+Keep = Callable[..., Retained]
 
 
 def loop_pairs(program: Program, backward: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
@@ -50,8 +51,7 @@ def recompute_trips(program: Program, first: int, second: int, keep: Keep) -> No
     """
     ahead, behind = program.operations[first], program.operations[second]
     pair = _joined(ahead, behind)
-    kept = keep(pair.joint, pair.layers, pair.carried)
-    trip = _Trip(pair, kept)
+    trip = _Trip(pair, keep(pair.joint, pair.layers, pair.carried, _length(ahead)).at_all)
     elsewhere = _read_elsewhere(program, ahead, second, pair)
     stacks = [program.add_value(_stacked(pair.joint.types[value], _length(ahead))) for value in trip.stacked]
     body = part_of(

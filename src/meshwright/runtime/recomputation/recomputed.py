@@ -4,10 +4,10 @@ Whatever the user's own `jax.checkpoint` computes again is kept first; then the 
 that `jax.checkpoint` has in a program, so all that reads a program knows it.
 """
 
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright import jax_compat
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES
@@ -16,37 +16,72 @@ from meshwright.program.as_jaxpr import as_jaxpr
 from meshwright.program.program import SCAN, Operation, Program
 from meshwright.runtime.recomputation.inlining import copied, without_checkpoints
 from meshwright.runtime.recomputation.layers import OUTSIDE, Layers, is_heavy, layers_of, phases_of
-from meshwright.runtime.recomputation.loops import loop_pairs, recompute_trips
-from meshwright.runtime.recomputation.policies import NONE, kept_operations
+from meshwright.runtime.recomputation.loops import Keep, loop_pairs, recompute_trips
+from meshwright.runtime.recomputation.policies import LEVELS, NONE, Deciding, Retained, all_kept
 from meshwright.runtime.recomputation.regions import inlined, replaced
 from meshwright.runtime.recomputation.unrolled import recompute_layers
 
 
-def recomputed(call: Call, word: str) -> Call:
+def recomputed(call: Call, policy: str) -> Call:
     """A traced call whose backward pass computes again what a policy does not keep.
 
     Args:
         call: The call; the same object is returned where it has no backward pass.
-        word: The policy: ``none``, ``selective``, ``alternate`` or ``full``, and of which part of the layers.
+        policy: The policy, as in `policies.py`. Kinds and places of one that names any are those of the program without
+            its own checkpoints.
     """
     if not _has_both_passes(call.program):
         return call
-    program = _region(call.program, word)
+    if policy.partition(":")[0] not in LEVELS or "|" in policy:
+        call = recomputed(call, NONE)
+    deciding = Deciding(policy)
+    program = _region(call.program, deciding)
+    deciding.check_count()
     live = program.live
     program.operations[:] = [one for number, one in enumerate(program.operations) if number in live]
     return replace(call, jaxpr=as_jaxpr(program, call.jaxpr))
 
 
-def _region(program: Program, word: str) -> Program:
-    """A region that has a forward and a backward pass, changed as the policy says."""
+@dataclass(frozen=True)
+class Region:
+    """A region of a step that has layers.
+
+    Attributes:
+        program: The region, with its forward and its backward pass.
+        layers: Its layers.
+        moving: Its inputs that are activations; nothing for a whole step.
+        trips: How often a loop repeats it, all alike, while what each trip keeps adds up; 0 where it is in no loop.
+    """
+
+    program: Program
+    layers: Layers
+    moving: set[int]
+    trips: int
+
+
+def regions_of(program: Program) -> list[Region]:
+    """The regions of a step without checkpoints, in the order in which a policy names their kinds of layers."""
+    found: list[Region] = []
+
+    def record(region: Program, layers: Layers, moving: Collection[int] = (), trips: int = 0) -> Retained:
+        if layers.num_kinds:
+            found.append(Region(copied(region), layers, set(moving), trips))
+        return all_kept(region)
+
+    if _has_both_passes(program):
+        _region(program, record)
+    return found
+
+
+def _region(program: Program, keep: Keep) -> Program:
+    """A region that has a forward and a backward pass, changed as a policy says."""
     whole = without_checkpoints(copied(program))
     for operation in [one for one in whole.operations if one.name == SCAN and one.regions]:
         if _has_both_passes(operation.regions[0]):
-            _replace_body(whole, operation, word)
-    _recompute_loops(whole, word)
-    if word != NONE:
-        layers = layers_of(whole)
-        recompute_layers(whole, layers, kept_operations(whole, layers, word))
+            _replace_body(whole, operation, keep)
+    _recompute_loops(whole, keep)
+    layers = layers_of(whole)
+    recompute_layers(whole, layers, keep(whole, layers).at_all)
     return whole
 
 
@@ -56,9 +91,9 @@ def _has_both_passes(region: Program) -> bool:
     return {FORWARD, BACKWARD} <= phases or any(_has_both_passes(loop.regions[0]) for loop in loops)
 
 
-def _replace_body(whole: Program, loop: Operation, word: str) -> None:
+def _replace_body(whole: Program, loop: Operation, keep: Keep) -> None:
     """Changes a loop each trip of which has both passes: the user's own microbatches."""
-    body = as_jaxpr(_region(loop.regions[0], word), loop.equation.params["jaxpr"])
+    body = as_jaxpr(_region(loop.regions[0], keep), loop.equation.params["jaxpr"])
     types = [whole.types[value] for value in loop.inputs]
     closed = jax_compat.scan_of(loop.equation, loop.stack, body, (loop.num_consts, loop.num_carry), types)
     operations, same = inlined(whole, closed, loop.inputs, loop.outputs)
@@ -68,13 +103,9 @@ def _replace_body(whole: Program, loop: Operation, word: str) -> None:
     whole.outputs[:] = [same.get(value, value) for value in whole.outputs]
 
 
-def _recompute_loops(whole: Program, word: str) -> None:
+def _recompute_loops(whole: Program, keep: Keep) -> None:
     """Changes the loops over layers; those within a layer are computed again with it."""
     done: set[int] = set()
-
-    def keep(region: Program, layers: Layers, carried: set[int]) -> NDArray[np.bool_]:
-        return kept_operations(region, layers, word, carried)
-
     while True:
         layers = layers_of(whole)
         waiting = (
@@ -87,6 +118,7 @@ def _recompute_loops(whole: Program, word: str) -> None:
             return
         first, second = (whole.operations[number] for number in pair)
         done.add(second.outputs[0])
-        has_checkpoint = any(one.is_checkpoint for loop in (first, second) for one in loop.regions[0].walk())
-        if has_checkpoint or (word != NONE and any(map(is_heavy, first.regions[0].walk()))):
+        if any(map(is_heavy, first.regions[0].walk())):
             recompute_trips(whole, *pair, keep)
+        elif any(one.is_checkpoint for loop in (first, second) for one in loop.regions[0].walk()):
+            recompute_trips(whole, *pair, lambda region, *_: all_kept(region))
