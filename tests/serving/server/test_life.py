@@ -143,6 +143,20 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path):
         assert "meshwright_worker_restarts_total 1.0" in server.ask("/metrics")[2]
 
 
+def test_a_worker_that_hangs_is_replaced(tmp_path):
+    with running(tmp_path, engine={"step_s": 0.02}) as server:
+        with ThreadPoolExecutor(1) as pool:
+            body = {"prompt": "a", "max_tokens": 250, "ignore_eos": True}
+            whole = pool.submit(server.ask, "/v1/completions", body)
+            until(lambda: server.engine()["running"] == 1)
+            os.kill(server.worker(), signal.SIGSTOP)
+            status, headers, answer = whole.result()
+            assert (status, headers["Retry-After"]) == (503, "5")
+            assert answer["error"]["message"] == "the process of the engine has ended; the request may be sent again"
+        until(lambda: server.ask("/health")[0] == 200)
+        assert server.complete(max_tokens=2)["choices"][0]["text"] == "bc"
+
+
 @pytest.mark.parametrize("token", [DIES, FAILS])
 def test_a_request_that_ends_the_engine_is_told_so(tmp_path, token):
     with running(tmp_path) as server:

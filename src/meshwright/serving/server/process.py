@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import count
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -31,8 +32,17 @@ _LEAST_PAUSE_S, _MOST_PAUSE_S = 0.5, 30.0
 #: A worker that served so long did not die soon.
 _SOUND_S = 60.0
 _LOST = "the process of the engine has ended"
+#: A worker whose engine is ready reports twice a second (`worker.STATS_S`). One that says nothing hangs, by its driver
+#: or since it was stopped; it is ended after so many waits of so long. Several, not one long wait, since a whole server
+#: that was stopped and goes on must give its worker time to speak.
+_WAIT_S, _MOST_WAITS = 0.8, 5
 
 Receive = Callable[[News], None]
+_Said = Report | Ready | CannotLoad | None  # None is the end
+
+
+class _Silence(Enum):
+    SILENT = "a worker hangs"
 
 
 @dataclass
@@ -145,7 +155,7 @@ class Worker:
     async def _run_one(self) -> str:
         """Runs one worker to its end, and returns what is to be said of it."""
         ours, theirs = socket.socketpair()
-        loop, said = asyncio.get_running_loop(), asyncio.Queue[Report | Ready | CannotLoad | None]()
+        loop, said = asyncio.get_running_loop(), asyncio.Queue[_Said]()
         connection = Connection(ours.detach())
         with theirs:
             safe = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]  # looks for modules where this process does
@@ -154,7 +164,7 @@ class Worker:
         self._outgoing = SimpleQueue()
         connection.send(self._recipe)
 
-        def tell(message: Report | Ready | CannotLoad | None) -> None:
+        def tell(message: _Said) -> None:
             loop.call_soon_threadsafe(said.put_nowait, message)
 
         threads = [
@@ -164,7 +174,7 @@ class Worker:
         for thread in threads:
             thread.start()
         problem = ""
-        while (message := await said.get()) is not None:
+        while (message := await self._said(said)) is not None:
             if isinstance(message, Report):
                 self.stats = message.stats
                 for refused in message.refused:
@@ -174,8 +184,11 @@ class Worker:
             elif isinstance(message, Ready):
                 self.ready = message
                 self._first.set()
-            else:
+            elif isinstance(message, CannotLoad):
                 problem = message.message
+            else:
+                problem = f"the process of the engine has said nothing for {_WAIT_S * _MOST_WAITS:.0f} s and is ended"
+                break
         self._outgoing.put(None)
         process.kill()  # where only its socket is closed
         code = await asyncio.to_thread(process.wait)
@@ -183,6 +196,17 @@ class Worker:
             await asyncio.to_thread(thread.join)
         connection.close()
         return problem or f"the process of the engine ended with exit code {code}; what it said is above"
+
+    async def _said(self, said: "asyncio.Queue[_Said]") -> _Said | _Silence:
+        """What the worker says next, or that it hangs. One that loads its model may take its time."""
+        waits = 0
+        while waits < _MOST_WAITS:
+            try:
+                async with asyncio.timeout(None if self.ready is None else _WAIT_S):
+                    return await said.get()
+            except TimeoutError:
+                waits += said.empty()
+        return _Silence.SILENT
 
     def _refuse(self, message: Refused) -> None:
         ticket, error = self._tickets.pop(message.number, None), message.error
@@ -214,7 +238,7 @@ class Worker:
                 ticket.accepted.set_exception(EngineStopped(error))
 
 
-def _read(connection: Connection, tell: Callable[[Report | Ready | CannotLoad | None], None]) -> None:
+def _read(connection: Connection, tell: Callable[[_Said], None]) -> None:
     """Passes on what the worker says, and None at its end."""
     try:
         while True:
