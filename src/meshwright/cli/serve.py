@@ -34,6 +34,14 @@ def serve_command(
     cache: Annotated[
         str | None, typer.Option(help="paged or slots.  [default: slots on GPUs, paged elsewhere]")
     ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(help="Copies of the model, each on a share of the devices.  [default: 1]")
+    ] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages of layers in each copy.  [default: 1]")] = None,
+    apart: Annotated[
+        tuple[int, int] | None,
+        typer.Option(help="How many copies compute prompts, and how many answers.", metavar="N N", show_default=False),
+    ] = None,
     drain: Annotated[
         float, typer.Option(help="Seconds that open requests have to end after SIGTERM or Ctrl-C.")
     ] = 30.0,
@@ -60,7 +68,14 @@ def serve_command(
         "cache": cache,
     }
     promise = None if ttft is None and tpot is None else Slo(ttft, tpot)
-    options = {"path": str(folder), "cluster": cluster, "method": method, "slo": promise, "sizes": sizes}
+    options: dict[str, object] = {
+        "path": str(folder),
+        "cluster": cluster,
+        "method": method,
+        "slo": promise,
+        "sizes": sizes,
+    }
+    options |= {"replicas": replicas, "stages": stages, "apart": apart}
     if dtype is not None:
         options["dtype"] = dtype
     serve(Recipe("meshwright.serving.loading:load_engine", options), read_tokenizer(folder), settings)

@@ -11,10 +11,12 @@ from meshwright.errors import ServingError
 from meshwright.hardware import Cluster
 from meshwright.planner.methods import Method
 from meshwright.progress import Say
-from meshwright.serving.engine import Engine
+from meshwright.serving.arrangement import arranged
+from meshwright.serving.engine import Engine, Fleet
 from meshwright.serving.handle import Handle
 from meshwright.serving.loading import ModelPlan, load_model
 from meshwright.serving.planning.promise import Slo
+from meshwright.serving.planning.serving_plan import ServingPlan
 from meshwright.serving.requests import Overloaded, Sampling
 from meshwright.serving.sizes import Sizes
 
@@ -29,7 +31,7 @@ class LanguageModel:
         plan: How it is split, its cache and its limits; `print(model.plan)` explains them.
     """
 
-    def __init__(self, engine: Engine, plan: ModelPlan, pad: int):
+    def __init__(self, engine: Engine | Fleet, plan: ModelPlan, pad: int):
         self.engine, self.plan, self._pad = engine, plan, pad
 
     def generate(
@@ -151,6 +153,10 @@ def get_model(
     block_size: int | None = None,
     queue: int | None = None,
     cache: str | None = None,
+    replicas: int | None = None,
+    stages: int | None = None,
+    apart: tuple[int, int] | None = None,
+    plan: ServingPlan | None = None,
     on_progress: Say | None = None,
     **options: Any,
 ) -> LanguageModel:
@@ -170,6 +176,10 @@ def get_model(
         queue: The most requests that wait.
         cache: "paged" shares the prefixes of prompts, "slots" has the fastest kernels on GPUs and copies prefixes; by
             default slots there and pages elsewhere.
+        replicas: Copies of the model on devices of their own, among which requests are shared out; 1 by default.
+        stages: Stages of layers into which each replica is cut, on devices of their own; 1 by default.
+        apart: How many replicas compute prompts, and how many answers; each cache is sent from the one to the other.
+        plan: What `mw.plan_serving` chose, in place of these three: its replicas, their split and their batches.
         on_progress: Is told what is done; else a line on stderr shows it.
         **options: Fields of the zoo's `Config` as in `mw.hf.load`, such as ``dtype="float32"``.
 
@@ -192,7 +202,16 @@ def get_model(
         (2, 7)
     """
     sizes = Sizes(max_len, slots, chunk, blocks, block_size, queue, cache)
-    loaded = load_model(path, cluster=cluster, slo=slo, method=method, sizes=sizes, on_progress=on_progress, **options)
+    loaded = load_model(
+        path,
+        cluster=cluster,
+        slo=slo,
+        method=method,
+        sizes=sizes,
+        arrangement=arranged(replicas, stages, apart, plan),
+        on_progress=on_progress,
+        **options,
+    )
     return LanguageModel(loaded.engine, loaded.plan, loaded.pad)
 
 

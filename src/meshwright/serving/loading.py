@@ -1,5 +1,6 @@
 """From a folder of Hugging Face to an engine that runs; what the server's worker and `mw.get_model` share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from os import PathLike
@@ -8,20 +9,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import ServingError
 from meshwright.facade import Plan
 from meshwright.hardware import Cluster
 from meshwright.hardware.load import is_local
 from meshwright.hf.files import folder_of, read_json
-from meshwright.hf.model import load
+from meshwright.hf.model import Model, load
 from meshwright.parallelism.sentence import plain_sentence
 from meshwright.planner.methods import Method
 from meshwright.planning import plan
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import Say, progress
 from meshwright.runtime.placement import argument_shardings
-from meshwright.serving.engine import Engine, Placement
+from meshwright.serving.arrangement import Group, arranged, shared_out, transfer_lengths
+from meshwright.serving.engine import Engine, Fleet, Placement
+from meshwright.serving.engine.placement import dealt
+from meshwright.serving.engine.stages import even_bounds
 from meshwright.serving.models import Decoder, StepShape
 from meshwright.serving.planning.prices import StepPrices
 from meshwright.serving.planning.promise import Slo
@@ -37,14 +42,17 @@ class ModelPlan:
     """How a model is served: where its parameters and its cache are, and what the two kinds of step cost.
 
     Both kinds use one layout, since they share the parameters and the cache: it is planned for the step of running
-    sequences, of which there are many for each prompt.
+    sequences, of which there are many for each prompt. Prompts that are computed apart have a layout of their own.
 
     Attributes:
         decoder: The model with its cache.
-        limits: What requests share.
+        limits: What the requests of one replica share.
         prices: What steps cost by the cost model of serving.
         cluster: What it is planned for; None for the devices at hand.
-        method: How it is split.
+        method: How each stage is split.
+        replicas: How many there are.
+        stages: Into how many stages of layers each is cut.
+        prompts: Where prompts are computed, if apart.
     """
 
     decoder: Decoder
@@ -52,6 +60,9 @@ class ModelPlan:
     prices: StepPrices
     cluster: Cluster | None
     method: Method | str | None
+    replicas: int = 1
+    stages: int = 1
+    prompts: "ModelPlan | None" = None
 
     @cached_property
     def decode(self) -> Plan:
@@ -61,6 +72,8 @@ class ModelPlan:
     @cached_property
     def prefill(self) -> Plan:
         """The plan of a step that computes one chunk of a prompt beside one running sequence."""
+        if self.prompts is not None:
+            return self.prompts.prefill
         return self._plan(StepShape(1, 1, self.limits.chunk, False, self._width), self.method)
 
     @property
@@ -77,8 +90,10 @@ class ModelPlan:
         arguments = (self.decoder.params(), self.decoder.arrays(), *whole)
         return plan(decode_step, *arguments, cluster=self.cluster, method=method)
 
-    def placement(self) -> Placement:
-        """Where the plan of running sequences puts parameters and cache."""
+    def placement(self, devices: Sequence[jax.Device]) -> Placement:
+        """Where the plan of running sequences puts parameters and cache, on some devices."""
+        if len(devices) == 1:
+            return Placement.single(self.decoder, devices[0])
         found = self.decode
         if found.stages:
             raise ServingError("the plan has stages, and the engine runs steps whole; give a method without a pipeline")
@@ -86,7 +101,7 @@ class ModelPlan:
         leaves, tree = jax.tree.flatten((self.decoder.params(), self.decoder.arrays()))
         params, arrays = jax.tree.unflatten(tree, shardings[: len(leaves)])
         mesh = shardings[0].mesh
-        return Placement(params, arrays, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+        return Placement(params, arrays, NamedSharding(mesh, PartitionSpec())).on(devices)
 
     def __str__(self) -> str:
         config, limits, prices, context = self.decoder.config, self.limits, self.prices, self.limits.max_len // 2
@@ -94,6 +109,7 @@ class ModelPlan:
         cache = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.decoder.arrays()))
         return "\n".join(
             [
+                *self._arranged(),
                 f"{format_bytes(size)} of parameters in {config.dtype}, used in the dtype they are stored in",
                 f"{format_bytes(cache)} of cache: {self.decoder.cache.described}",
                 f"at most {limits.slots} sequences of {limits.max_len} tokens at once, {limits.chunk} tokens of "
@@ -106,12 +122,21 @@ class ModelPlan:
             ]
         )
 
+    def _arranged(self) -> list[str]:
+        """What there is to say of several engines."""
+        said = []
+        for part, purpose in ((self.prompts, " for prompts"), (self, " for answers" if self.prompts else "")):
+            if part is not None and (part.replicas > 1 or part.stages > 1 or purpose):
+                stages = f", each in {part.stages} stages of layers" if part.stages > 1 else ""
+                said.append(f"{part.replicas} replica{'s' * (part.replicas > 1)}{purpose}{stages}")
+        return said
+
 
 @dataclass(frozen=True)
 class Loaded:
     """A model that is ready to serve."""
 
-    engine: Engine
+    engine: Engine | Fleet
     plan: ModelPlan
     pad: int
 
@@ -123,6 +148,7 @@ def load_model(
     method: Method | str | None = None,
     slo: Slo | None = None,
     sizes: Sizes | None = None,
+    arrangement: Sequence[Group] = (),
     on_progress: Say | None = None,
     **options: Any,
 ) -> Loaded:
@@ -131,9 +157,10 @@ def load_model(
     Args:
         path: The folder of the model.
         cluster: What `mw.plan` takes; the local devices by default.
-        method: How it is split over several devices, such as ``"tp"``; `mw.Auto()` by default.
+        method: How it is split over the devices of a stage, such as ``"tensor"``; `mw.Auto()` by default.
         slo: What steps are to keep to; by default nothing is promised.
         sizes: What requests may use.
+        arrangement: The replicas; by default one on all devices.
         on_progress: Is told what is done.
         **options: Fields of the zoo's `Config`, as `mw.hf.load` takes them, such as ``dtype="float32"``.
     """
@@ -141,31 +168,75 @@ def load_model(
         say("reading the configuration")
         model = load(path, **options)
         keys = read_json(folder_of(path) / "config.json", "model of Hugging Face")
-        machines = None if is_local(cluster) else find_cluster(cluster)
-        count = len(jax.local_devices()) if machines is None else machines.num_devices
-        sizes = sizes or Sizes()
-        limits, cache = chosen(model.config, sizes, _longest(keys), count)
-        prices = step_prices(model.config, machines or find_cluster("local"), count)
-        if slo is not None:
-            promised = keeping(slo, prices, limits, sizes)
-            limits, cache = chosen(model.config, promised, _longest(keys), count)
-        decoder = Decoder.of(model.config, cache)
-        layout = ModelPlan(decoder, limits, prices, machines, method)
-        placement = layout.placement() if count > 1 else Placement.single(decoder)
-        kinds = jax.tree.map(
-            lambda kind, sharding: jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding),
-            decoder.params(),
-            placement.params,
-        )
-        params = replace(model, config=decoder.config, like=kinds).params
+        devices = jax.local_devices()
+        machines = find_cluster("local") if is_local(cluster) else find_cluster(cluster)
+        groups = shared_out(arrangement, len(devices) if is_local(cluster) else machines.num_devices)
         eos, pad = special_tokens(model.path, keys)
-        engine = Engine(model.config, params, limits, cache, placement=placement, eos=eos, on_progress=say)
-    return Loaded(engine, layout, pad)
+        plans: list[ModelPlan] = []
+        engines: list[list[Engine]] = []
+        begun = 0
+        for group in groups:
+            whole = group.devices == machines.num_devices
+            part = None if is_local(cluster) and whole else machines if whole else machines.part(1, group.devices)
+            asked = group.sizes or sizes or Sizes()
+            limits, cache = chosen(model.config, asked, _longest(keys), group.devices * group.stages)
+            prices = step_prices(model.config, part or machines, group.devices)
+            if slo is not None:
+                promised = keeping(slo, prices, limits, asked)
+                limits, cache = chosen(model.config, promised, _longest(keys), group.devices * group.stages)
+            decoder = Decoder.of(model.config, cache)
+            layout = ModelPlan(decoder, limits, prices, part, group.method or method, group.count, group.stages)
+            own = devices[begun : begun + group.num_devices]
+            if len(own) < group.num_devices:
+                layout.placement(devices * group.num_devices)  # says what is missing
+            engines.append(_engines(model, layout, own, eos, say))
+            plans.append(layout)
+            begun += group.num_devices
+        if len(groups) == 1:
+            (several,) = engines
+            return Loaded(several[0] if len(several) == 1 else Fleet(several), plans[0], pad)
+        fronts, backs = engines
+        lengths = transfer_lengths(min(plan.limits.max_len for plan in plans))
+        for engine in (*fronts, *backs):
+            engine.compile_transfers(lengths, say)
+    return Loaded(Fleet(fronts, backs), replace(plans[1], prompts=plans[0]), pad)
 
 
-def load_engine(path: str, sizes: dict[str, Any] | None = None, **options: Any) -> Engine:
+def _engines(
+    model: Model, layout: ModelPlan, devices: Sequence[jax.Device], eos: Sequence[int], say: Say
+) -> list[Engine]:
+    """The engines of equal replicas, each on its share of some devices."""
+    engines: list[Engine] = []
+    share = len(devices) // layout.replicas
+    size = share // layout.stages
+    for first in range(0, len(devices), share):
+        own = devices[first : first + share]
+        places = [layout.placement(own[at : at + size]) for at in range(0, share, size)]
+        shardings = dealt(places, even_bounds(model.config.layers, layout.stages))
+        like = jax.tree.map(
+            lambda kind, sharding: jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding),
+            layout.decoder.params(),
+            shardings,
+        )
+        params = replace(model, config=layout.decoder.config, like=like).params
+        cache = layout.decoder.cache
+        engine = Engine(model.config, params, layout.limits, cache, placements=places, eos=eos, on_progress=say)
+        # Each stage works while the others do: for that there must be as many steps on their way as stages.
+        engines += [engine, *(engine.twin() for _ in range(layout.stages - 1))]
+    return engines
+
+
+def load_engine(
+    path: str,
+    sizes: dict[str, Any] | None = None,
+    replicas: int | None = None,
+    stages: int | None = None,
+    apart: Sequence[int] | None = None,
+    **options: Any,
+) -> Engine | Fleet:
     """The engine of a folder, for the worker of a server; `sizes` are the fields of `Sizes`."""
-    return load_model(path, sizes=Sizes(**(sizes or {})), **options).engine
+    groups = arranged(replicas, stages, apart, None)
+    return load_model(path, sizes=Sizes(**(sizes or {})), arrangement=groups, **options).engine
 
 
 def special_tokens(folder: Path, keys: dict[str, Any]) -> tuple[tuple[int, ...], int]:

@@ -5,6 +5,7 @@ loop.
 """
 
 from meshwright.serving.engine.engine import Engine
-from meshwright.serving.engine.programs import Placement
+from meshwright.serving.engine.fleet import Fleet
+from meshwright.serving.engine.placement import Placement
 
-__all__ = ["Engine", "Placement"]
+__all__ = ["Engine", "Fleet", "Placement"]

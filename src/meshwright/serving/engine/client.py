@@ -1,10 +1,12 @@
 """A request as its client asked for it: how its tokens are drawn, and what is returned for each."""
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshwright.serving.engine.programs import Parcel
 from meshwright.serving.handle import Handle
 from meshwright.serving.models import Draw, Drawn, Kind
 from meshwright.serving.models.sampling import HELD
@@ -19,11 +21,17 @@ class Client:
         handle: Where its tokens go.
         sampling: How they are drawn.
         stops: All tokens that end it.
+        send: Is given the keys and values of the prompt, which another engine goes on with.
+        parcel: What another engine has computed of it, until it is in the cache.
+        begun: How many tokens of its text another engine has drawn.
     """
 
     handle: Handle
     sampling: Sampling
     stops: frozenset[int]
+    send: Callable[[Parcel], None] | None = None
+    parcel: Parcel | None = None
+    begun: int = 0
     kind: Kind = field(init=False)
     _row: np.ndarray = field(init=False)
 

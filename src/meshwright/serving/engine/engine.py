@@ -5,7 +5,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from meshwright.errors import ServingError
 from meshwright.progress import Say, progress
 from meshwright.serving.engine.buckets import Buckets, length_ladder
 from meshwright.serving.engine.client import Client
-from meshwright.serving.engine.programs import Placement, Programs
+from meshwright.serving.engine.placement import Placement
+from meshwright.serving.engine.programs import Parcel, Programs
 from meshwright.serving.handle import Handle, Listener
 from meshwright.serving.models import Cache, Decoder, Draw, Drawn, SlotCache
 from meshwright.serving.models.sampling import MOST_STOPS
@@ -39,7 +40,7 @@ class Engine:
         params: Its parameters, in the dtype they are used in.
         limits: What requests share.
         cache: What keeps keys and values; it must hold what `limits` says.
-        placement: Where parameters and cache are; by default on the first device.
+        placements: Where parameters and cache are; by default on the first device. Several are stages of layers.
         eos: Tokens that end a text.
         lengths: The lengths that chunks of prompts are padded to, beside that of `limits`; by default four times apart.
         on_progress: Is told what is compiled.
@@ -52,7 +53,7 @@ class Engine:
         limits: Limits,
         cache: Cache,
         *,
-        placement: Placement | None = None,
+        placements: Sequence[Placement] = (),
         eos: Sequence[int] = (),
         lengths: Sequence[int] | None = None,
         on_progress: Say | None = None,
@@ -61,10 +62,21 @@ class Engine:
         chosen = length_ladder(limits.chunk) if lengths is None else sorted({*lengths, limits.chunk})
         self._buckets = Buckets(limits, isinstance(cache, SlotCache), cache.width(limits.max_len), tuple(chosen))
         decoder = Decoder.of(config, cache)
-        self._programs = Programs(decoder, params, limits.slots, placement or Placement.single(decoder))
+        self._programs = Programs(decoder, params, limits.slots, placements or [Placement.single(decoder)])
         with progress(on_progress) as say:
             self._programs.compile(self._buckets.shapes(), self._buckets.draws(), say)
-        self._scheduler = Scheduler(limits)
+        self._start()
+
+    def twin(self) -> "Engine":
+        """Another engine with the same programs and parameters and a cache of its own, on the same devices."""
+        other = object.__new__(Engine)
+        other.limits, other.eos, other.vocab, other._buckets = self.limits, self.eos, self.vocab, self._buckets
+        other._programs = self._programs.twin()
+        other._start()
+        return other
+
+    def _start(self) -> None:
+        self._scheduler = Scheduler(self.limits)
         self._ids = itertools.count()
         self._clients: dict[int, Client] = {}
         self._lock = threading.Condition()  # of everything that the loop and callers share
@@ -76,13 +88,34 @@ class Engine:
         self._thread.start()
         atexit.register(self.close)  # a step that runs while the interpreter ends would crash it
 
-    def submit(self, prompt: Sequence[int], sampling: Sampling, listener: Listener | None = None) -> Handle:
+    @property
+    def load(self) -> int:
+        """How many requests are open."""
+        return len(self._clients)
+
+    def compile_transfers(self, lengths: Sequence[int], on_progress: Say | None = None) -> None:
+        """Prepares to give prompts that are computed to other engines, and to take them; before the first request."""
+        with progress(on_progress) as say:
+            self._programs.compile_parcels(lengths, say)
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        listener: Listener | None = None,
+        *,
+        send: Callable[[Parcel], None] | None = None,
+        parcel: Parcel | None = None,
+    ) -> Handle:
         """Takes a request.
 
         Args:
             prompt: Its tokens.
             sampling: How it goes on.
             listener: Is told of each token in place of the handle.
+            send: Is given the keys and values of the prompt, and the request ends after the first token: another engine
+                goes on with it.
+            parcel: What another engine gave: the prompt but for its last token, which is the first of the answer.
 
         Raises:
             Overloaded: The queue is full.
@@ -103,10 +136,11 @@ class Engine:
             if self._refusing:
                 raise EngineStopped(self._refusing)
             number = next(self._ids)
-            request = Request(number, tokens, sampling.max_tokens, time.monotonic())
+            most = 1 if send is not None else sampling.max_tokens - (parcel is not None)
+            request = Request(number, tokens, most, time.monotonic(), arrived=parcel.tokens if parcel else 0)
             self._scheduler.add(request)
             handle = Handle(number, self._cancel, listener)
-            self._clients[number] = Client(handle, sampling, frozenset(stops))
+            self._clients[number] = Client(handle, sampling, frozenset(stops), send, parcel, int(parcel is not None))
             self._lock.notify_all()
         return handle
 
@@ -179,7 +213,9 @@ class Engine:
                     return
                 plan = self._scheduler.schedule()
                 draws = {piece: self._draw_of(piece) for piece in plan.slices if piece.samples}
-            following = self._launch(plan, draws) if plan.slices else None
+                arrivals = [(piece, self._clients[int(piece.request.id)]) for piece in plan.slices if piece.arrives]
+            with self._programs.turn:
+                following = self._launch(plan, draws, arrivals) if plan.slices else None
             if flying is not None:
                 self._land(flying)
                 now = time.perf_counter()
@@ -188,13 +224,20 @@ class Engine:
             flying = following
 
     def _draw_of(self, piece: Slice) -> "_Draw":
-        return _Draw(self._clients[int(piece.request.id)], piece.request.num_generated - 1)
+        client = self._clients[int(piece.request.id)]
+        return _Draw(client, piece.request.num_generated - 1 + client.begun)
 
-    def _launch(self, plan: StepPlan, draws: "Mapping[Slice, _Draw]") -> "_Flight":
+    def _launch(
+        self, plan: StepPlan, draws: "Mapping[Slice, _Draw]", arrivals: Sequence[tuple[Slice, Client]]
+    ) -> "_Flight":
         """Sends a step to the device, and the draws of its tokens."""
         flight = _Flight(plan, draws, [])
         for source, target in plan.copies:
             self._programs.copy(source, target)
+        for piece, client in arrivals:
+            assert client.parcel is not None
+            self._programs.put(client.parcel, piece.slot, piece.block_table)
+            client.parcel = None
         for call in self._buckets.calls(plan):
             rows, prompts = self._programs.step(call.shape, self._buckets.packed(call))
             for scores, numbers, pieces in (
@@ -204,6 +247,9 @@ class Engine:
                 places = [place for place in zip(numbers, pieces, strict=True) if place[1].samples]
                 if places:
                     flight.results.append((self._sample(scores, places, draws), places))
+        for piece, one in draws.items():
+            if one.client.send is not None:
+                one.client.send(self._programs.take(piece.request.num_prompt, piece.slot, piece.block_table))
         return flight
 
     def _sample(self, scores: jax.Array, places: "Sequence[_Place]", draws: "Mapping[Slice, _Draw]") -> jax.Array:

@@ -3,8 +3,10 @@
 import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 import jax
@@ -12,54 +14,100 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.progress import Say
+from meshwright.runtime.cpu_turns import in_turn, put_in_turn
+from meshwright.serving.engine.placement import Placement, of_parcel
+from meshwright.serving.engine.stages import Part, cut, even_bounds
 from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape
 from meshwright.serving.models.sampling import draw
 from meshwright.serving.requests import MOST_LOGPROBS
 from meshwright.zoo.layers import PyTree
 
 Compiled = Callable[..., Any]
-_COPY = "copy of a slot"
+_COPY, _TAKE, _PUT = "copy of a slot", "sequence taken out", "sequence put in"
+
+
+@dataclass
+class Stage:
+    """What one group of devices has: of several, each has consecutive layers.
+
+    Attributes:
+        placement: Where.
+        params: The parameters that it reads; of several stages a list of leaves.
+        arrays: The cache of its layers.
+    """
+
+    placement: Placement
+    params: PyTree
+    arrays: PyTree
 
 
 @dataclass(frozen=True)
-class Placement:
-    """Where parameters and cache are, as shardings.
+class Parcel:
+    """The keys and values of one sequence, on their way from one cache to another.
 
     Attributes:
-        params: Of the parameters.
-        arrays: Of the cache.
-        rest: Of everything else, which every device has whole.
+        tokens: How many positions they are of.
+        layers: Of each layer, (length, kv_heads, head_dim), where the length is at least as large.
     """
 
-    params: PyTree
-    arrays: PyTree
-    rest: jax.sharding.Sharding
-
-    @classmethod
-    def single(cls, decoder: Decoder, device: jax.Device | None = None) -> "Placement":
-        """All on one device, by default the first."""
-        here = jax.sharding.SingleDeviceSharding(device or jax.local_devices()[0])
-        params, arrays = (jax.tree.map(lambda _: here, tree) for tree in (decoder.params(), decoder.arrays()))
-        return cls(params, arrays, here)
+    tokens: int
+    layers: Sequence[Any]
 
 
 class Programs:
-    """Compiles the given shapes, and runs them; what is donated is replaced here."""
+    """Compiles the given shapes, and runs them; what is donated is replaced here.
 
-    def __init__(self, decoder: Decoder, params: PyTree, slots: int, placement: Placement):
-        self.decoder, self.params, self.slots, self.placement = decoder, params, slots, placement
-        kinds = decoder.arrays()
-        self.arrays = _zeros(kinds, placement.arrays)
-        self.last = _zeros(jax.ShapeDtypeStruct((slots,), jnp.int32), placement.rest)
-        self._compiled: dict[Hashable, Compiled] = {}
+    Args:
+        decoder: The model with its cache.
+        params: The parameters.
+        slots: Sequences at once.
+        placements: Where they are; several for stages of layers, whose parameters `placement.dealt` places.
+    """
+
+    def __init__(self, decoder: Decoder, params: PyTree, slots: int, placements: Sequence[Placement]):
+        self.decoder, self.slots = decoder, slots
+        self.turn = Lock()  # held by whoever sends a step: twins share devices, which must see all in one order
+        self._bounds = even_bounds(decoder.config.layers, len(placements))
+        self._stages = [Stage(placement, params, []) for placement in placements]
+        self._compiled: dict[Hashable, Any] = {}
+        self._params = params
+        self._lengths: tuple[int, ...] = ()  # of parcels
+        self._parts_of_params: list[tuple[int, ...]] = []
+        self._new_arrays()
+
+    def twin(self) -> "Programs":
+        """The same programs and parameters with a cache of their own, for another engine on the same devices."""
+        other = object.__new__(Programs)
+        vars(other).update(vars(self))
+        other._stages = [replace(stage) for stage in self._stages]
+        other._new_arrays()
+        return other
+
+    def _new_arrays(self) -> None:
+        kinds = self.decoder.arrays()
+        for stage, (first, end) in zip(self._stages, pairwise(self._bounds), strict=True):
+            stage.arrays = _zeros(kinds[first:end], stage.placement.arrays[first:end])
+        self.last = _zeros(jax.ShapeDtypeStruct((self.slots,), jnp.int32), self._stages[-1].placement.rest)
 
     def compile(self, shapes: Sequence[StepShape], draws: Iterable[int], say: Say) -> None:
         """Compiles steps, and all kinds of draws of so many tokens, several at a time."""
-        work: list[tuple[Hashable, Callable[[], Compiled]]] = []
+        self._deal(shapes[0])
+        work: list[tuple[Hashable, Callable[[], Any]]] = []
         work += [(shape, partial(self._compile_step, shape)) for shape in shapes]
         work += [((kind, rows), partial(self._compile_draw, kind, rows)) for rows in draws for kind in Kind]
         if isinstance(self.decoder.cache, SlotCache):
             work.append((_COPY, self._compile_copy))
+        self._compile_all(work, say)
+
+    def compile_parcels(self, lengths: Iterable[int], say: Say) -> None:
+        """Compiles what takes sequences of up to so many tokens out of the cache, and puts them into it."""
+        self._lengths = tuple(sorted(lengths))
+        work: list[tuple[Hashable, Callable[[], Any]]] = []
+        work += [((_TAKE, length), partial(self._compile_take, length)) for length in self._lengths]
+        work += [((_PUT, length), partial(self._compile_put, length)) for length in self._lengths]
+        self._compile_all(work, say)
+
+    def _compile_all(self, work: Sequence[tuple[Hashable, Callable[[], Any]]], say: Say) -> None:
         work = [(key, make) for key, make in work if key not in self._compiled]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for number, (key, compiled) in enumerate(
@@ -70,12 +118,34 @@ class Programs:
 
     def step(self, shape: StepShape, packed: np.ndarray) -> tuple[jax.Array, jax.Array]:
         """Runs a step; the scores of its rows and of its prompts, still on the device."""
-        self.arrays, rows, prompts = self._compiled[shape](self.params, self.arrays, self.last, packed)
+        first, *others = zip(self._stages, self._compiled[shape], strict=True)
+        last = put_in_turn([self.last], [first[0].placement.rest])[0] if others else self.last
+        first[0].arrays, *values = first[1](first[0].params, first[0].arrays, last, packed)
+        for stage, compiled in others:
+            sent = put_in_turn(values, [stage.placement.rest] * len(values))
+            stage.arrays, *values = compiled(stage.params, stage.arrays, packed, *sent)
+        rows, prompts = values
         return rows, prompts
 
     def copy(self, source: int, target: int) -> None:
         """Copies what one slot of a contiguous cache holds to another."""
-        self.arrays = self._compiled[_COPY](self.arrays, np.array([source, target], np.int32))
+        pair = np.array([source, target], np.int32)
+        for stage, compiled in zip(self._stages, self._compiled[_COPY], strict=True):
+            stage.arrays = compiled(stage.arrays, pair)
+
+    def take(self, tokens: int, slot: int, table: Sequence[int]) -> Parcel:
+        """The keys and values of a sequence's first tokens, as of the steps that have been sent."""
+        length, place = self._place(tokens, slot, table)
+        stages = zip(self._stages, self._compiled[_TAKE, length], strict=True)
+        return Parcel(tokens, [layer for stage, compiled in stages for layer in compiled(stage.arrays, place)])
+
+    def put(self, parcel: Parcel, slot: int, table: Sequence[int]) -> None:
+        """Writes what another cache had to this one, split as this one is."""
+        length, place = self._place(parcel.tokens, slot, table)
+        for number, (stage, compiled) in enumerate(zip(self._stages, self._compiled[_PUT, length], strict=True)):
+            own, shardings = self._of_stage(number, parcel.layers), self._of_parcel(number)
+            leaves = put_in_turn(jax.tree.leaves(own), jax.tree.leaves(shardings))
+            stage.arrays = compiled(stage.arrays, jax.tree.unflatten(jax.tree.structure(shardings), leaves), place)
 
     def draw(self, kind: Kind, scores: jax.Array, packed: np.ndarray) -> jax.Array:
         """Draws tokens, for `Drawn.unpack`; they are on their way to the host, and known to the next step at once."""
@@ -83,27 +153,103 @@ class Programs:
         drawn.copy_to_host_async()
         return drawn
 
-    def _compile_step(self, shape: StepShape) -> Compiled:
-        place = self.placement
-        function = jax.jit(
-            partial(self.decoder.step, shape),
-            donate_argnums=1,
-            in_shardings=(place.params, place.arrays, place.rest, place.rest),
-            out_shardings=(place.arrays, place.rest, place.rest),
-        )
+    def _compile_step(self, shape: StepShape) -> list[Compiled]:
         packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
-        return function.lower(self.params, _types(self.arrays), _types(self.last), packed).compile()
+        received: list[Any] = [_types(self.last), packed]
+        compiled_parts = []
+        for number, (stage, part) in enumerate(zip(self._stages, self._parts(shape), strict=True)):
+            assert part.params == self._parts_of_params[number], "every step of a stage reads the same parameters"
+            place, arrays = stage.placement, self._of_stage(number, stage.placement.arrays)
+            function = jax.jit(
+                part.run,
+                donate_argnums=1,
+                in_shardings=(_shardings(stage.params), arrays, *[place.rest] * len(received)),
+                out_shardings=(arrays, *[place.rest] * part.sends),
+            )
+            lowered = function.lower(_types(stage.params), _types(stage.arrays), *received)
+            sent = jax.tree.leaves(lowered.out_info[1:])
+            received = [packed, *(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in sent)]
+            compiled_parts.append(in_turn(lowered.compile(), place.rest.device_set))
+        return compiled_parts
 
-    def _compile_copy(self) -> Compiled:
-        place = self.placement
-        function = jax.jit(
-            self.decoder.copied, donate_argnums=0, in_shardings=(place.arrays, place.rest), out_shardings=place.arrays
-        )
-        return function.lower(_types(self.arrays), jax.ShapeDtypeStruct((2,), jnp.int32)).compile()
+    def _parts(self, shape: StepShape) -> list[Part]:
+        step = partial(self.decoder.step, shape)
+        if len(self._stages) == 1:
+            return [Part(tuple(range(len(jax.tree.leaves(self.decoder.params())))), 2, step)]
+        packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
+        return cut(step, self.decoder.params(), self.decoder.arrays(), _types(self.last), packed, self._bounds)
+
+    def _deal(self, shape: StepShape) -> None:
+        """Brings to each of several stages the parameters that it reads, which are the same in every step."""
+        parts = self._parts(shape)
+        self._parts_of_params = [part.params for part in parts]
+        if len(parts) > 1:
+            for stage, part in zip(self._stages, parts, strict=True):
+                leaves, shardings = jax.tree.leaves(self._params), jax.tree.leaves(stage.placement.params)
+                stage.params = [jax.device_put(leaves[n], shardings[n]) for n in part.params]
+            self._params = None  # what each stage has is all there is
+
+    def _compile_copy(self) -> list[Compiled]:
+        def compiled(number: int, stage: Stage) -> Compiled:
+            arrays, rest = self._of_stage(number, stage.placement.arrays), stage.placement.rest
+            function = jax.jit(self.decoder.copied, donate_argnums=0, in_shardings=(arrays, rest), out_shardings=arrays)
+            pair = jax.ShapeDtypeStruct((2,), jnp.int32)
+            return in_turn(function.lower(_types(stage.arrays), pair).compile(), rest.device_set)
+
+        return [compiled(number, stage) for number, stage in enumerate(self._stages)]
+
+    def _compile_take(self, length: int) -> list[Compiled]:
+        def compiled(number: int, stage: Stage) -> Compiled:
+            arrays, rest = self._of_stage(number, stage.placement.arrays), stage.placement.rest
+            function = jax.jit(
+                partial(self.decoder.take, length),
+                in_shardings=(arrays, rest),
+                out_shardings=self._of_parcel(number),
+            )
+            lowered = function.lower(_types(stage.arrays), self._place_type(length))
+            return in_turn(lowered.compile(), rest.device_set)
+
+        return [compiled(number, stage) for number, stage in enumerate(self._stages)]
+
+    def _compile_put(self, length: int) -> list[Compiled]:
+        def compiled(number: int, stage: Stage) -> Compiled:
+            arrays, rest = self._of_stage(number, stage.placement.arrays), stage.placement.rest
+            function = jax.jit(
+                self.decoder.put,
+                donate_argnums=0,
+                in_shardings=(arrays, self._of_parcel(number), rest),
+                out_shardings=arrays,
+            )
+            one = jax.ShapeDtypeStruct((length, self.decoder.kv_heads, self.decoder.head_dim), self.decoder.cache.dtype)
+            parcel = jax.tree.map(lambda _: one, self._of_parcel(number))
+            lowered = function.lower(_types(stage.arrays), parcel, self._place_type(length))
+            return in_turn(lowered.compile(), rest.device_set)
+
+        return [compiled(number, stage) for number, stage in enumerate(self._stages)]
+
+    def _of_stage(self, number: int, layers: PyTree) -> PyTree:
+        return layers[self._bounds[number] : self._bounds[number + 1]]
+
+    def _of_parcel(self, number: int) -> list[Any]:
+        """The shardings of a stage's part of a parcel: a pair for each layer."""
+        layers = self._of_stage(number, self._stages[number].placement.arrays)
+        return [tuple(of_parcel(one) for one in jax.tree.leaves(layer)[:2]) for layer in layers]
+
+    def _place_type(self, length: int) -> Any:
+        return jax.ShapeDtypeStruct((2 + self.decoder.cache.width(length),), jnp.int32)
+
+    def _place(self, tokens: int, slot: int, table: Sequence[int]) -> tuple[int, np.ndarray]:
+        """The compiled length for so many tokens, and the numbers that say where they are."""
+        length = next(length for length in self._lengths if length >= tokens)
+        place = np.zeros(2 + self.decoder.cache.width(length), np.int32)
+        place[:2], blocks = (tokens, slot), table[: len(place) - 2]
+        place[2 : 2 + len(blocks)] = blocks
+        return length, place
 
     def _compile_draw(self, kind: Kind, rows: int) -> Compiled:
-        config = self.decoder.config
-        return _compiled_draw(kind, rows, self.slots, config.vocab, config.dtype, self.placement.rest)
+        config, rest = self.decoder.config, self._stages[-1].placement.rest
+        compiled = _compiled_draw(kind, rows, self.slots, config.vocab, config.dtype, rest)
+        return in_turn(compiled, rest.device_set)
 
 
 @cache  # engines of several models may draw alike
@@ -116,6 +262,10 @@ def _compiled_draw(kind: Kind, rows: int, slots: int, vocab: int, dtype: str, re
 
 def _types(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def _shardings(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.sharding, tree)
 
 
 def _zeros(kinds: PyTree, shardings: PyTree) -> PyTree:

@@ -51,6 +51,12 @@ class Cache(Protocol):
     def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
         """The same of chunks, where queries are (sequences, tokens, heads, head_dim)."""
 
+    def take(self, layer: PyTree, place: Array, length: int) -> Pair:
+        """Keys and values of one sequence's first positions, (length, kv_heads, head_dim); see `Decoder.take`."""
+
+    def put(self, layer: PyTree, pair: Pair, place: Array) -> PyTree:
+        """The reverse: a layer's arrays with them."""
+
 
 @dataclass(frozen=True)
 class PagedCache:
@@ -86,6 +92,14 @@ class PagedCache:
             return attend_start(q, *new, options)
         k, v = (self._read(pages, prompts.tables) for pages in layer)
         return attend_chunk(q, k, v, prompts.positions, options)
+
+    def take(self, layer: PyTree, place: Array, length: int) -> Pair:
+        k, v = (self._read(pages, place[None, 2:])[0, :length] for pages in layer)
+        return k, v
+
+    def put(self, layer: PyTree, pair: Pair, place: Array) -> PyTree:
+        positions = jnp.arange(len(pair[0]))[None]
+        return self._write(layer, pair, place[None, None, 2:], positions, positions < place[0])
 
     def _write(self, layer: PyTree, new: Pair, tables: Array, positions: Array, active: Array) -> PyTree:
         """Writes tokens at (sequence, token); those that are not active go past the end, where writes are dropped."""
@@ -171,6 +185,17 @@ class SlotCache:
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
             row = jnp.where((target >= start) & (target < start + slots), target - start, slots)
             banks.append(tuple(array.at[row].set(one, mode="drop") for array, one in zip(bank, new, strict=True)))
+        return tuple(banks)
+
+    def take(self, layer: PyTree, place: Array, length: int) -> Pair:
+        k, v = (self._read([bank[part] for bank in layer], place[1:2])[0, :length] for part in (0, 1))
+        return k, v
+
+    def put(self, layer: PyTree, pair: Pair, place: Array) -> PyTree:
+        positions, banks = jnp.arange(len(pair[0])), []
+        for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
+            row = jnp.where((place[1] >= start) & (place[1] < start + slots), place[1] - start, slots)
+            banks.append(_written(bank, row, positions, pair))
         return tuple(banks)
 
     def _read(self, banks: Sequence[Array], slots: Array) -> Array:

@@ -97,6 +97,20 @@ class Decoder:
         assert isinstance(self.cache, SlotCache), "pages are shared and never copied"
         return [self.cache.copied(layer, pair[0], pair[1]) for layer in arrays]
 
+    def take(self, length: int, arrays: PyTree, place: Array) -> PyTree:
+        """Keys and values of the first `length` positions of one sequence: a pair for each of some layers.
+
+        Args:
+            length: How many, those that are not computed yet included.
+            arrays: The cache of these layers.
+            place: How many positions are computed, the slot, and the blocks, as numbers in a line.
+        """
+        return [self.cache.take(layer, place, length) for layer in arrays]
+
+    def put(self, arrays: PyTree, parcel: PyTree, place: Array) -> PyTree:
+        """The cache of some layers with one sequence written to it, the reverse of `take`."""
+        return [self.cache.put(layer, pair, place) for layer, pair in zip(arrays, parcel, strict=True)]
+
     def _most_positions(self) -> int:
         return getattr(self.config, "positions", None) or 2**30
 

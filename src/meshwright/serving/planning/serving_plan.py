@@ -219,11 +219,6 @@ class ServingPlan(Printed):
         if not self.enough:
             rate, times = self.traffic.mean_rate, self.traffic.mean_rate / self.goodput
             said.append(f"The load of {rate:.4g} requests/s needs {times:.1f} times these machines.")
-        if self.chosen.apart or any(group.kind.prices.split.pipeline > 1 for group in self.chosen.groups):
-            said.append(
-                "mw.get_model does not run this arrangement: it computes prompts and answers in one program, without "
-                "pipelines."
-            )
         return said
 
     def to_json(self) -> dict[str, Any]:

@@ -36,12 +36,14 @@ class Request:
         generated: Those whose values are known; a step that is planned and not yet committed adds one.
         cached_tokens: How many tokens of the prompt were found in the cache when it first ran.
         preemptions: How often its blocks were taken away.
+        arrived: How many tokens of the prompt come computed from elsewhere, when it first runs; then 0.
     """
 
     __slots__ = (
         "_named",
         "_names",
         "arrival_s",
+        "arrived",
         "block_table",
         "cached_tokens",
         "computed",
@@ -57,7 +59,9 @@ class Request:
         "status",
     )
 
-    def __init__(self, id: int | str, prompt: Sequence[int] | int, max_tokens: int, arrival_s: float = 0.0):
+    def __init__(
+        self, id: int | str, prompt: Sequence[int] | int, max_tokens: int, arrival_s: float = 0.0, *, arrived: int = 0
+    ):
         self.id = id
         self.prompt = None if isinstance(prompt, int) else prompt
         self.num_prompt = prompt if isinstance(prompt, int) else len(prompt)
@@ -66,6 +70,7 @@ class Request:
                 raise ServingError(f"{name} is {value}; give at least 1")
         self.max_tokens = max_tokens
         self.arrival_s = arrival_s
+        self.arrived = arrived
         self.status = Status.WAITING
         self.finish_reason: str | None = None
         self.slot: int | None = None

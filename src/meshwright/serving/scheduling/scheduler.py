@@ -38,6 +38,7 @@ class Slice:
         block_table: The request's blocks: as of this step at least, since later steps append to it.
         samples: Whether they reach the end of the sequence, so that the step takes the next token.
         follows: Whether the last of them is what the slot's last step took, and the host does not know it yet.
+        arrives: Whether what lies before them is to be written to the cache first: it was computed elsewhere.
     """
 
     request: Request
@@ -47,6 +48,7 @@ class Slice:
     block_table: list[int]
     samples: bool
     follows: bool
+    arrives: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,8 @@ class Scheduler:
         samples = request.computed == request.num_tokens
         request.num_generated += samples
         assert request.slot is not None
-        return Slice(request, start, count, request.slot, request.block_table, samples, follows)
+        arrives, request.arrived = bool(request.arrived), 0
+        return Slice(request, start, count, request.slot, request.block_table, samples, follows, arrives)
 
     def _grow(self, request: Request) -> bool:
         """Sees that the next token has a block; returns False if the request itself had to give up its blocks."""
@@ -234,6 +237,8 @@ class Scheduler:
             return False
         size = self.limits.reuse or self.limits.block_size
         names = request.names(size)[: (request.num_tokens - 1) // size]  # one token at least is computed
+        if request.arrived:  # what comes is written to blocks of its own
+            names = []
         prefix = self.pool.prefix(names)
         fresh = self.limits.blocks_for(request.num_tokens) - len(prefix)
         spare = sum(1 for other in self._running if self._will_grow(other))
@@ -242,7 +247,7 @@ class Scheduler:
         self.pool.share(prefix)
         place = self._slots.take(names if self.limits.reuse else ())
         pieces = place.pieces or len(prefix)
-        computed = pieces * size
+        computed = max(pieces * size, request.arrived)
         if place.source is not None:
             self._copies.append((place.source, place.slot))
         if not request.preemptions:

@@ -1,0 +1,105 @@
+"""Which replicas of a model are on which devices, as a user says it or as a plan of serving chose it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from meshwright.errors import ServingError
+from meshwright.planner.methods import Method
+from meshwright.serving.planning.serving_plan import Replicas, ServingPlan
+from meshwright.serving.planning.split import BYTES
+from meshwright.serving.sizes import Sizes
+
+#: Lengths that are compiled for caches that pass from engine to engine are so many times apart.
+_APART = 4
+
+
+@dataclass(frozen=True)
+class Group:
+    """Equal replicas.
+
+    Attributes:
+        count: How many.
+        stages: Stages of layers in each.
+        devices: Devices of each stage; 0 for an equal share of all there are.
+        method: How a stage is split over its devices; None for what was asked of the whole.
+        sizes: What requests may use; None likewise.
+    """
+
+    count: int = 1
+    stages: int = 1
+    devices: int = 0
+    method: Method | str | None = None
+    sizes: Sizes | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all of them."""
+        return self.count * self.stages * self.devices
+
+
+def arranged(
+    replicas: int | None, stages: int | None, apart: Sequence[int] | None, plan: ServingPlan | None
+) -> tuple[Group, ...]:
+    """The groups that a user asks for: one for everything, or one for prompts and one for answers.
+
+    Args:
+        replicas: Copies of the model.
+        stages: Stages of layers in each.
+        apart: Replicas for prompts and for answers, in place of `replicas`.
+        plan: What chose all of this, in place of the others.
+
+    Raises:
+        ServingError: Some of them contradict one another, or the plan is one that engines do not run.
+    """
+    for name, value in (("replicas", replicas), ("stages", stages)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise ServingError(f"{name} is {value!r}; give a whole number from 1")
+    if plan is not None:
+        if not (replicas is stages is apart is None):
+            raise ServingError("plan says how many replicas and stages there are; leave out replicas, stages and apart")
+        return tuple(map(_planned, plan.chosen.groups))
+    if apart is None:
+        return (Group(replicas or 1, stages or 1),)
+    counts = tuple(apart)
+    if replicas is not None:
+        raise ServingError("apart says how many replicas there are for prompts and for answers; leave out replicas")
+    if len(counts) != 2 or any(type(count) is not int or count < 1 for count in counts):
+        raise ServingError(f"apart is {apart!r}; give two whole numbers: replicas for prompts, and for answers")
+    return tuple(Group(count, stages or 1) for count in counts)
+
+
+def _planned(replicas: Replicas) -> Group:
+    prices, limits = replicas.kind.prices, replicas.limits
+    split, storage = prices.split, prices.storage
+    small = [name for name in ("weights", "cache") if BYTES[getattr(storage, name)] < 2]
+    if small:
+        raise ServingError(
+            f"the plan keeps {small[0]} in {getattr(storage, small[0])}, and the engine keeps them in the dtype of the "
+            "model; plan with weights and cache of bfloat16"
+        )
+    together = split.data == split.expert == 1 and split.tensor > 1
+    chunk = None if replicas.kind.role == "decode" else limits.chunk
+    sizes = Sizes(max_len=limits.max_len, slots=limits.slots, chunk=chunk)
+    method = "tensor" if together else None
+    return Group(replicas.count, split.pipeline, split.num_devices // split.pipeline, method, sizes)
+
+
+def shared_out(groups: Sequence[Group], devices: int) -> tuple[Group, ...]:
+    """Groups whose replicas have devices: those they name, or equal shares of all there are."""
+    groups = tuple(groups) or (Group(),)
+    stages = sum(group.count * group.stages for group in groups)
+    share, left = divmod(devices, stages)
+    if any(not group.devices for group in groups) and (left or not share):
+        raise ServingError(
+            f"{stages} stages of replicas cannot share {devices} devices evenly; give numbers whose product divides it"
+        )
+    return tuple(replace(group, devices=group.devices or share) for group in groups)
+
+
+def transfer_lengths(longest: int) -> tuple[int, ...]:
+    """The lengths of caches that are compiled to pass from engine to engine.
+
+    >>> transfer_lengths(2000)
+    (125, 500, 2000)
+    """
+    return tuple(sorted({max(1, longest // _APART**power) for power in range(3)}))
