@@ -35,7 +35,8 @@ from strangers.kernels import kernels
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.serving.engine import Engine
+from meshwright.serving.engine import Engine, Placement
+from meshwright.serving.engine.programs import Programs
 from meshwright.serving.models import Decoder, Draw, Kind, PagedCache, SlotCache, StepShape
 from meshwright.serving.promised import step_prices
 from meshwright.serving.requests import Overloaded, Sampling
@@ -224,19 +225,59 @@ def prefill(engine, prices, report, tokens):
     report(part="mixed", batch=beside, tokens=tokens, bare_ms=1e3 * bare_s, predicted_ms=1e3 * predicted_s)
 
 
-def kernel_times(engine, report, batches, context):
+def kernel_times(report, name, step):
     """Which kernels take the time of a bare step, by JAX's profiler."""
-    steps = {f"decode {batch}": bare_step(engine, batch, context) for batch in batches}
-    steps[f"prompt {engine.limits.chunk}"] = bare_prompt(engine, engine.limits.chunk)
-    steps[f"mixed {engine.limits.slots}"] = bare_prompt(engine, engine.limits.chunk // 2, engine.limits.slots)
-    for name, step in steps.items():
-        np.asarray(step())
-        with TemporaryDirectory() as folder:
-            sums = Counter()
-            for kernel, (_, seconds) in kernels(step, Path(folder)).items():
-                sums["".join(letter for letter in kernel if not letter.isdigit())] += seconds
-        for kernel, seconds in sums.most_common(12):
-            report(part="kernels", step=name, all_ms=1e3 * sums.total(), kernel=kernel, ms=1e3 * seconds)
+    np.asarray(step())
+    with TemporaryDirectory() as folder:
+        sums = Counter()
+        for kernel, (_, seconds) in kernels(step, Path(folder)).items():
+            sums["".join(letter for letter in kernel if not letter.isdigit())] += seconds
+    for kernel, seconds in sums.most_common(14):
+        report(part="kernels", step=name, all_ms=1e3 * sums.total(), kernel=kernel, ms=1e3 * seconds)
+
+
+def variants(config, params, report, options):
+    """Bare steps with the slots dealt to banks in several ways, without and with the draw of the tokens."""
+    for of_banks, batch, prompts in (
+        ((1,), 1, (0, 1)),
+        ((1, 7, 56, 192), 256, (256,)),
+        ((256,), 256, (256,)),
+        ((64,), 64, ()),
+        ((1, 7, 56), 64, ()),
+        ((8,), 8, ()),
+    ):
+        shapes = [StepShape(sum(of_banks), 0, 0, False, 0)]
+        shapes += [StepShape(rows, 1, options.chunk, True, 0) for rows in prompts]
+        variant(config, params, report, options, of_banks, batch, shapes)
+
+
+def variant(config, params, report, options, of_banks, batch, shapes):
+    """One way to deal slots to banks; its cache is gone when this returns."""
+    slots = sum(of_banks)
+    decoder = Decoder.of(config, SlotCache(of_banks, options.max_len, config.dtype))
+    programs = Programs(decoder, params, slots, [Placement.single(decoder)])
+    start = time.perf_counter()
+    programs.compile(shapes, [slots], lambda _: None)
+    compiled_s = time.perf_counter() - start
+    draws = Draw.blank(slots, slots)
+    draws[:batch, 0] = np.arange(batch)
+    for shape in shapes:
+        packed = shape.packed(0)
+        rows, prompts = shape.unpack(packed)
+        rows.at[:batch], rows.given[:batch] = options.context, 1
+        prompts.counts[:], prompts.slots[:] = shape.tokens, slots - 1
+        wanted = int(shape.prompts > 0)
+
+        def step(shape=shape, packed=packed, wanted=wanted):
+            return programs.step(shape, packed)[wanted]
+
+        row = {"banks": str(of_banks), "batch": batch, "rows": shape.rows, "tokens": shape.tokens}
+        row["step_ms"] = 1e3 * timed(step, 20)
+        if not shape.prompts:
+            row["with_draw_ms"] = 1e3 * timed(lambda step=step: programs.draw(Kind.GREEDY, step(), draws), 20)
+        report(part="variants", **row, compiled_s=compiled_s)
+        if jax.default_backend() == "gpu":
+            kernel_times(report, f"{of_banks} {batch} {shape.rows}+{shape.tokens}", step)
 
 
 def compiled_sizes(engine, report):
@@ -332,7 +373,7 @@ def leaks(report, requests):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--part", choices=("all", "agreement", "decode", "prefill", "throughput", "kernels", "leaks"), default="all"
+        "--part", choices=("all", "agreement", "decode", "prefill", "throughput", "variants", "leaks"), default="all"
     )
     parser.add_argument("--model", default="llama3-8b")
     parser.add_argument("--slots", type=int, default=256)
@@ -358,6 +399,9 @@ def main():
     config = zoo.build(options.model, seq=options.max_len).config
     cache = SlotCache(banks(options.slots), options.max_len, config.dtype)
     params = random_params(Decoder.of(config, cache))
+    if options.part == "variants":
+        variants(config, params, report, options)
+        return
     budget = options.chunk + options.slots
     limits = Limits(
         slots=options.slots,
@@ -383,8 +427,6 @@ def main():
     if options.part in ("all", "throughput"):
         throughput(engine, report, options.length, options.seconds)
         settle(engine)
-    if options.part in ("all", "kernels") and device.platform == "gpu":
-        kernel_times(engine, report, batches, options.context)
     engine.close()
     if options.part == "all":
         agreement(report)

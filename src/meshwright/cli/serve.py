@@ -75,7 +75,7 @@ def serve_command(
         "slo": promise,
         "sizes": sizes,
     }
-    options |= {"replicas": replicas, "stages": stages, "apart": apart}
+    options |= {"slo": promise, "sizes": sizes, "replicas": replicas, "stages": stages, "apart": apart}
     if dtype is not None:
         options["dtype"] = dtype
     serve(Recipe("meshwright.serving.loading:load_engine", options), read_tokenizer(folder), settings)

@@ -63,9 +63,9 @@ class Buckets:
 
     @property
     def mixed_rows(self) -> tuple[int, ...]:
-        """Running of steps with prompts, which take longer anyway: few sequences, or any number."""
+        """Running of steps with prompts, which take longer anyway: any number; or few, or none where slots are read."""
         few = [rows for rows in self.rows[:-1] if rows == _FEW_ROWS]
-        return (*few, self.rows[-1])
+        return (0, self.rows[-1]) if self.contiguous else (*few, self.rows[-1])
 
     def together(self, tokens: int) -> int:
         """How many chunks of a length are computed in one call, where there are several."""
@@ -109,7 +109,7 @@ class Buckets:
                 rows = []  # they have been computed
 
     def _enough(self, ladder: Sequence[int], rows: Sequence[Slice]) -> int:
-        wanted = max((piece.slot + 1 for piece in rows), default=1) if self.contiguous else len(rows)
+        wanted = max((piece.slot + 1 for piece in rows), default=0) if self.contiguous else len(rows)
         return next(step for step in ladder if step >= wanted)
 
     def packed(self, call: PaddedCall) -> np.ndarray:

@@ -235,7 +235,7 @@ class Programs:
         layers = self._of_stage(number, self._stages[number].placement.arrays)
         return [tuple(of_parcel(one) for one in jax.tree.leaves(layer)[:2]) for layer in layers]
 
-    def _place_type(self, length: int) -> Any:
+    def _place_type(self, length: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((2 + self.decoder.cache.width(length),), jnp.int32)
 
     def _place(self, tokens: int, slot: int, table: Sequence[int]) -> tuple[int, np.ndarray]:

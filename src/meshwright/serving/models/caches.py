@@ -159,8 +159,9 @@ class SlotCache:
         banks = []
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
             inside = (prompts.slots >= start) & (prompts.slots < start + slots)
-            row = jnp.where(inside, prompts.slots - start, slots)[:, None]
-            place = jnp.where(prompts.active, prompts.positions, self.length)
+            row = jnp.where(inside, prompts.slots - start, slots + jnp.arange(len(inside)))[:, None]
+            past = self.length + jnp.arange(prompts.tokens.shape[1])
+            place = jnp.where(prompts.active, prompts.positions, past)
             banks.append(_written(bank, row, place, new))
         return tuple(banks)
 
@@ -208,8 +209,8 @@ class SlotCache:
 
 
 def _written(bank: Pair, rows: Array, places: Array, new: Sequence[Array]) -> tuple[Array, ...]:
-    """Keys and values with some tokens written; rows or places past the end are dropped."""
+    """Keys and values with some tokens written, each to a place of its own; rows or places past the end are dropped."""
     return tuple(
-        array.at[rows, places].set(values.astype(array.dtype), mode="drop")
+        array.at[rows, places].set(values.astype(array.dtype), mode="drop", unique_indices=True)
         for array, values in zip(bank, new, strict=True)
     )
