@@ -14,7 +14,7 @@ _APART = 4
 
 
 @dataclass(frozen=True)
-class Group:
+class ReplicaGroup:
     """Equal replicas.
 
     Attributes:
@@ -39,7 +39,7 @@ class Group:
 
 def arranged(
     replicas: int | None, stages: int | None, apart: Sequence[int] | None, plan: ServingPlan | None
-) -> tuple[Group, ...]:
+) -> tuple[ReplicaGroup, ...]:
     """The groups that a user asks for: one for everything, or one for prompts and one for answers.
 
     Args:
@@ -59,16 +59,16 @@ def arranged(
             raise ServingError("plan says how many replicas and stages there are; leave out replicas, stages and apart")
         return tuple(map(_planned, plan.chosen.groups))
     if apart is None:
-        return (Group(replicas or 1, stages or 1),)
+        return (ReplicaGroup(replicas or 1, stages or 1),)
     counts = tuple(apart)
     if replicas is not None:
         raise ServingError("apart says how many replicas there are for prompts and for answers; leave out replicas")
     if len(counts) != 2 or any(type(count) is not int or count < 1 for count in counts):
         raise ServingError(f"apart is {apart!r}; give two whole numbers: replicas for prompts, and for answers")
-    return tuple(Group(count, stages or 1) for count in counts)
+    return tuple(ReplicaGroup(count, stages or 1) for count in counts)
 
 
-def _planned(replicas: Replicas) -> Group:
+def _planned(replicas: Replicas) -> ReplicaGroup:
     prices, limits = replicas.kind.prices, replicas.limits
     split, storage = prices.split, prices.storage
     small = [name for name in ("weights", "cache") if BYTES[getattr(storage, name)] < 2]
@@ -81,12 +81,12 @@ def _planned(replicas: Replicas) -> Group:
     chunk = None if replicas.kind.role == "decode" else limits.chunk
     sizes = Sizes(max_len=limits.max_len, slots=limits.slots, chunk=chunk)
     method = "tensor" if together else None
-    return Group(replicas.count, split.pipeline, split.num_devices // split.pipeline, method, sizes)
+    return ReplicaGroup(replicas.count, split.pipeline, split.num_devices // split.pipeline, method, sizes)
 
 
-def shared_out(groups: Sequence[Group], devices: int) -> tuple[Group, ...]:
+def shared_out(groups: Sequence[ReplicaGroup], devices: int) -> tuple[ReplicaGroup, ...]:
     """Groups whose replicas have devices: those they name, or equal shares of all there are."""
-    groups = tuple(groups) or (Group(),)
+    groups = tuple(groups) or (ReplicaGroup(),)
     stages = sum(group.count * group.stages for group in groups)
     share, left = divmod(devices, stages)
     if any(not group.devices for group in groups) and (left or not share):

@@ -23,7 +23,7 @@ from meshwright.planning import plan
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import Say, progress
 from meshwright.runtime.placement import argument_shardings
-from meshwright.serving.arrangement import Group, arranged, shared_out, transfer_lengths
+from meshwright.serving.arrangement import ReplicaGroup, arranged, shared_out, transfer_lengths
 from meshwright.serving.engine import Engine, Fleet, Placement
 from meshwright.serving.engine.placement import dealt
 from meshwright.serving.engine.stages import even_bounds
@@ -148,7 +148,7 @@ def load_model(
     method: Method | str | None = None,
     slo: Slo | None = None,
     sizes: Sizes | None = None,
-    arrangement: Sequence[Group] = (),
+    arrangement: Sequence[ReplicaGroup] = (),
     on_progress: Say | None = None,
     **options: Any,
 ) -> Loaded:

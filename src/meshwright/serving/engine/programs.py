@@ -16,7 +16,7 @@ import numpy as np
 from meshwright.progress import Say
 from meshwright.runtime.cpu_turns import in_turn, put_in_turn
 from meshwright.serving.engine.placement import Placement, of_parcel
-from meshwright.serving.engine.stages import Part, cut, even_bounds
+from meshwright.serving.engine.stages import StagePart, cut, even_bounds
 from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape
 from meshwright.serving.models.sampling import draw
 from meshwright.serving.requests import MOST_LOGPROBS
@@ -27,7 +27,7 @@ _COPY, _TAKE, _PUT = "copy of a slot", "sequence taken out", "sequence put in"
 
 
 @dataclass
-class Stage:
+class StageArrays:
     """What one group of devices has: of several, each has consecutive layers.
 
     Attributes:
@@ -68,7 +68,7 @@ class Programs:
         self.decoder, self.slots = decoder, slots
         self.turn = Lock()  # held by whoever sends a step: twins share devices, which must see all in one order
         self._bounds = even_bounds(decoder.config.layers, len(placements))
-        self._stages = [Stage(placement, params, []) for placement in placements]
+        self._stages = [StageArrays(placement, params, []) for placement in placements]
         self._compiled: dict[Hashable, Any] = {}
         self._params = params
         self._lengths: tuple[int, ...] = ()  # of parcels
@@ -172,10 +172,10 @@ class Programs:
             compiled_parts.append(in_turn(lowered.compile(), place.rest.device_set))
         return compiled_parts
 
-    def _parts(self, shape: StepShape) -> list[Part]:
+    def _parts(self, shape: StepShape) -> list[StagePart]:
         step = partial(self.decoder.step, shape)
         if len(self._stages) == 1:
-            return [Part(tuple(range(len(jax.tree.leaves(self.decoder.params())))), 2, step)]
+            return [StagePart(tuple(range(len(jax.tree.leaves(self.decoder.params())))), 2, step)]
         packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
         return cut(step, self.decoder.params(), self.decoder.arrays(), _types(self.last), packed, self._bounds)
 
@@ -190,7 +190,7 @@ class Programs:
             self._params = None  # what each stage has is all there is
 
     def _compile_copy(self) -> list[Compiled]:
-        def compiled(number: int, stage: Stage) -> Compiled:
+        def compiled(number: int, stage: StageArrays) -> Compiled:
             arrays, rest = self._of_stage(number, stage.placement.arrays), stage.placement.rest
             function = jax.jit(self.decoder.copied, donate_argnums=0, in_shardings=(arrays, rest), out_shardings=arrays)
             pair = jax.ShapeDtypeStruct((2,), jnp.int32)
@@ -199,7 +199,7 @@ class Programs:
         return [compiled(number, stage) for number, stage in enumerate(self._stages)]
 
     def _compile_take(self, length: int) -> list[Compiled]:
-        def compiled(number: int, stage: Stage) -> Compiled:
+        def compiled(number: int, stage: StageArrays) -> Compiled:
             arrays, rest = self._of_stage(number, stage.placement.arrays), stage.placement.rest
             function = jax.jit(
                 partial(self.decoder.take, length),
@@ -212,7 +212,7 @@ class Programs:
         return [compiled(number, stage) for number, stage in enumerate(self._stages)]
 
     def _compile_put(self, length: int) -> list[Compiled]:
-        def compiled(number: int, stage: Stage) -> Compiled:
+        def compiled(number: int, stage: StageArrays) -> Compiled:
             arrays, rest = self._of_stage(number, stage.placement.arrays), stage.placement.rest
             function = jax.jit(
                 self.decoder.put,

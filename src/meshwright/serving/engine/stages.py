@@ -19,7 +19,7 @@ from meshwright.zoo.layers import Array, PyTree
 
 
 @dataclass(frozen=True)
-class Part:
+class StagePart:
     """What one stage computes of a step.
 
     Attributes:
@@ -46,7 +46,7 @@ def even_bounds(layers: int, stages: int) -> tuple[int, ...]:
 
 def cut(
     step: Callable[..., Any], params: PyTree, arrays: PyTree, last: Any, packed: Any, bounds: Sequence[int]
-) -> list[Part]:
+) -> list[StagePart]:
     """The parts of a step.
 
     Args:
@@ -94,7 +94,7 @@ def cut(
         ]
         kept = [program.outputs[number] for number in held]
         run = _runner(program, operations, inputs, kept, sent[stage], tree)
-        parts.append(Part(tuple(leaves), len(sent[stage]), run))
+        parts.append(StagePart(tuple(leaves), len(sent[stage]), run))
     return parts
 
 
