@@ -15,6 +15,8 @@ import gzip
 import json
 import multiprocessing
 import os
+import re
+import shutil
 import sys
 import tempfile
 import time
@@ -27,6 +29,7 @@ from threading import BrokenBarrierError
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+SIDES = ("told", "set aside", "fresh")
 MODES = ("device", "table", "trust", "local", "tiny")
 RESULTS = Path(__file__).parent / "results" / "strangers"
 RUN_S, RUNS = 0.4, 3
@@ -42,6 +45,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--plain", action="store_true", help="no rehearsals: half of the compilations")
     parser.add_argument("--profile", type=float, metavar="S", help="plan anew by profiles of so many seconds each")
+    parser.add_argument("--dump", action="store_true", help="HLO, buffers and kernels of all, not only of the told")
     parser.add_argument("--small", action="store_true", help="the tiny sizes, to try this file where there is no GPU")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -80,6 +84,10 @@ def _work_in_turns(options: argparse.Namespace) -> None:
 
 
 def _work(number: int, options: argparse.Namespace, end: float, compiled: Any, turn: Any) -> None:
+    dump = Path(tempfile.mkdtemp()) if options.dump else None
+    if dump is not None:
+        flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text --xla_dump_hlo_module_re=jit_step"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     from strangers import corpus
 
     strangers = corpus()
@@ -89,7 +97,7 @@ def _work(number: int, options: argparse.Namespace, end: float, compiled: Any, t
         if time.time() > end - options.seconds * TIMING:
             break
         try:
-            ready.append(_Compiled(name, options.small, not options.plain))
+            ready.append(_Compiled(name, options.small, not options.plain, dump))
             _keep(options.out, number, ready[-1].row)
         except Exception as error:  # the others are measured
             traceback.print_exc()
@@ -108,6 +116,17 @@ def _work(number: int, options: argparse.Namespace, end: float, compiled: Any, t
             _keep(options.out, number, one.row)
 
 
+def _buffers(dump: Path | None, most: int = 2_000_000) -> str:
+    """What the compiler says of the largest buffers of the program that it compiled last, whose files are removed."""
+    if dump is None:
+        return ""
+    endings = ("memory-usage-report.txt", "buffer-assignment.txt")
+    told = [path for ending in endings for path in sorted(dump.glob(f"*{ending}"))[-1:]]
+    text = "\n".join(path.read_text()[:most] for path in told)
+    shutil.rmtree(dump)
+    return text
+
+
 def _keep(out: Path, number: int, row: dict[str, Any]) -> None:
     with (out / f"rows-{number}.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
@@ -123,7 +142,7 @@ def _rows(out: Path) -> dict[str, dict[str, Any]]:
 class _Compiled:
     """A program planned for one device, compiled as it is and as its share of the plan."""
 
-    def __init__(self, name: str, small: bool, rehearses: bool) -> None:
+    def __init__(self, name: str, small: bool, rehearses: bool, dump: Path | None) -> None:
         import jax
         from strangers import corpus
 
@@ -138,6 +157,7 @@ class _Compiled:
         planned = time.perf_counter()
         self.step = self.program.step.lower(state, batch).compile()
         ended = time.perf_counter()
+        self.buffers = _buffers(dump)
         self.share = Share.of(plan, plan.origin)
         self.rehearsed = self.share.compile(jax.devices()[0]) if rehearses else None
         sizes = self.step.memory_analysis()
@@ -162,9 +182,12 @@ class _Compiled:
 
         from meshwright.rehearsal.rehearsal import time_share
 
-        if self.stranger.is_told:
-            text = gzip.compress((self.step.as_text() or "").encode())
-            (out / f"{self.stranger.name}.hlo.gz").write_bytes(text)
+        is_read = self.stranger.is_told or self.buffers
+        if is_read:
+            text = re.sub(r", (metadata|frontend_attributes)=\{[^{}]*\}", "", self.step.as_text() or "")
+            (out / f"{self.stranger.name}.hlo.gz").write_bytes(gzip.compress(text.encode()))
+        if self.buffers:
+            (out / f"{self.stranger.name}.buffers.gz").write_bytes(gzip.compress(self.buffers.encode()))
         device, batch = jax.devices()[0], self.program.sample(jax.random.key(1))
         drawn = self.share.draw(device, [*jax.tree.leaves(self.program.args[0]), *jax.tree.leaves(batch)])
         state, batch = jax.tree.unflatten(jax.tree.structure(self.program.args), drawn)
@@ -180,7 +203,7 @@ class _Compiled:
             values = self.share.draw(device, jax.tree.leaves((state, batch)))
             self.row["rehearsed_s"] = time_share(self.share, self.rehearsed, values, 10)
             del values
-        if self.stranger.is_told:
+        if is_read:
             self.row["kernels"] = kernels(partial(self.step, state, batch), out / "trace")
         self.step = self.share = self.rehearsed = None  # what they hold on the device is let go
         if profile_seconds:
@@ -210,7 +233,7 @@ def print_table(options: argparse.Namespace) -> None:
     import meshwright as mw
 
     rows, shown = _rows(options.out), []
-    errors: dict[bool, list[tuple[float, ...]]] = {True: [], False: []}
+    errors: dict[str, list[tuple[float, ...]]] = {side: [] for side in SIDES}
     for name, stranger in corpus().items():
         row = rows.get(name, {})
         if "measured_s" not in row or (options.only and name not in options.only):
@@ -220,11 +243,11 @@ def print_table(options: argparse.Namespace) -> None:
         time_error = plan.step_s / true_s(row) - 1
         memory_error = plan.memory.peak_bytes / row["compiled_bytes"] - 1
         rehearsed = row["rehearsed_s"] / row["measured_s"] - 1 if "rehearsed_s" in row else float("nan")
-        errors[stranger.is_told].append((time_error, memory_error, rehearsed))
+        errors[stranger.side].append((time_error, memory_error, rehearsed))
         shown.append(
             (
                 name,
-                "told" if stranger.is_told else "set aside",
+                stranger.side,
                 f"{1e3 * true_s(row):.2f} ms",
                 f"{1e3 * plan.step_s:.2f} ms ({time_error:+.0%})",
                 f"{plan.trust.interval}{'' if plan.trust.low_s <= true_s(row) <= plan.trust.high_s else ' (outside)'}",
@@ -234,7 +257,7 @@ def print_table(options: argparse.Namespace) -> None:
             )
         )
         print(shown[-1], flush=True)
-    for told, some in errors.items():
+    for word, some in errors.items():
         if some:
             sides = [[error for error in side if error == error] for side in zip(*some, strict=True)]
             cells = [f"{mean(map(abs, side)):.1%}, {max(side, key=abs):+.0%}" if side else "" for side in sides]
@@ -242,7 +265,7 @@ def print_table(options: argparse.Namespace) -> None:
             shown.append(
                 (
                     f"**mean, worst of {len(some)}**",
-                    "told" if told else "set aside",
+                    word,
                     "",
                     cells[0],
                     "",
@@ -274,15 +297,15 @@ def trust(options: argparse.Namespace) -> None:
 
     rows = {name: row for name, row in _rows(options.out).items() if "measured_s" in row}
     shipped = spreads_of_kinds()
-    kinds, parts, errors, told = list(shipped)[:-1], [], [], []
+    kinds, parts, errors, sides = list(shipped)[:-1], [], [], []
     for name in rows:
         program = corpus()[name].full()
         plan = mw.plan(program.step, *program.args, cluster="1x1 h200", method=as_written())
         parts.append([plan.trust.shares.get(kind, 0.0) for kind in kinds])
         errors.append(np.log(true_s(rows[name]) / plan.step_s))
-        told.append(corpus()[name].is_told)
+        sides.append(corpus()[name].side)
         print(f"{name:28} {errors[-1]:+.2f} {plan.trust.interval}", flush=True)
-    shares, error, is_told = np.array(parts) ** 2, np.array(errors), np.array(told)
+    shares, error = np.array(parts) ** 2, np.array(errors)
     start = np.log(list(shipped.values()))
 
     def variance(spreads: Any) -> Any:
@@ -305,8 +328,9 @@ def trust(options: argparse.Namespace) -> None:
     for fold in range(8):
         left_out = folds == fold
         inside[left_out] = (np.abs(error) <= 1.645 * np.sqrt(variance(fitted(~left_out))))[left_out]
-    for side, word in ((is_told, "told"), (~is_told, "set aside")):
-        print(f"inside where they were left out: {inside[side].mean():.0%} of {side.sum()} {word}")
+    for side in dict.fromkeys(sides):
+        of_side = np.array(sides) == side
+        print(f"inside where they were left out: {inside[of_side].mean():.0%} of {of_side.sum()} {side}")
 
 
 def local(options: argparse.Namespace) -> None:

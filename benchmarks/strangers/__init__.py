@@ -1,7 +1,7 @@
 """Train steps of strangers: programs written as the public writes them, none of which is a model of the zoo.
 
 Half of them are set aside by a hash of their names: prices are mended by looking at the others alone, and the half that
-was set aside is looked at for the final table.
+was set aside is looked at for the final table. Those of `fresh.py` were written later, and none of them was looked at.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ import jax
 import optax
 
 Tree = Any
-FAMILIES = ("text", "vision", "generative", "recurrent", "sparse", "science", "losses", "optimizers")
+FAMILIES = ("text", "vision", "generative", "recurrent", "sparse", "science", "losses", "optimizers", "fresh")
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,16 @@ class Stranger:
     build: Callable[..., Program]
     full_size: dict[str, Any]
     tiny_size: dict[str, Any]
+    is_fresh: bool = False
 
     @property
     def is_told(self) -> bool:
         """Whether prices may be mended by looking at it."""
-        return sha256(self.name.encode()).digest()[0] % 2 == 0
+        return not self.is_fresh and sha256(self.name.encode()).digest()[0] % 2 == 0
+
+    @property
+    def side(self) -> str:
+        return "fresh" if self.is_fresh else "told" if self.is_told else "set aside"
 
     def full(self) -> Program:
         return self.build(**self.full_size)
@@ -57,11 +62,13 @@ class Stranger:
 _CORPUS: dict[str, Stranger] = {}
 
 
-def stranger(tiny: dict[str, Any], **full: Any) -> Callable[[Callable[..., Program]], Callable[..., Program]]:
+def stranger(
+    tiny: dict[str, Any], *, fresh: bool = False, **full: Any
+) -> Callable[[Callable[..., Program]], Callable[..., Program]]:
     """Adds what a function builds to the corpus, under the function's name."""
 
     def add(build: Callable[..., Program]) -> Callable[..., Program]:
-        _CORPUS[build.__name__] = Stranger(build.__name__, build, full, {**full, **tiny})
+        _CORPUS[build.__name__] = Stranger(build.__name__, build, full, {**full, **tiny}, fresh)
         return build
 
     return add
