@@ -1,5 +1,7 @@
 """Collective permutes in one process; `test_processes.py` has them between two."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -31,6 +33,13 @@ def test_every_piece_arrives_on_its_device(dtype):
     for move, ours, theirs in zip(moves(), sent, received, strict=True):
         assert theirs.devices() == {move.target} and theirs.dtype == ours.dtype
         np.testing.assert_array_equal(theirs, ours)
+
+
+def test_the_compiled_program_has_one_pair_of_devices_for_each_move():
+    text = Permutes(moves(), np.dtype("float32"), 60.0).lower().compile().as_text()
+    pairs = [pair for found in re.findall(r"source_target_pairs=\{\{(.*?)\}\}", text) for pair in found.split("},{")]
+    place = {device: i for i, device in enumerate(jax.devices()[2:6])}
+    assert sorted(pairs) == sorted(f"{place[move.source]},{place[move.target]}" for move in moves())
 
 
 def test_a_program_that_fails_is_an_error_that_names_the_processes():

@@ -51,11 +51,8 @@ class Permutes:
         self._takes_turns = order[0].platform == "cpu" and len({device.process_index for device in order}) > 1
         self._rounds = _rounds(moves)
         self._forms = [_form([move.shape for move in each]) for each in self._rounds]
-        self._zeros = {
-            (device, form): jax.device_put(np.zeros(form, dtype), device)
-            for form in set(self._forms)
-            for device in self._here
-        }
+        self._dtype = dtype
+        self._zeros: dict[tuple[Any, tuple[int, ...]], jax.Array] = {}  # what a device sends that has nothing to send
         self._sent = [move for move in moves if move.source in self._here]
         place = {device: i for i, device in enumerate(self._here)}
         received = {
@@ -65,9 +62,8 @@ class Permutes:
             if move.target in place
         }
         self._received = [received[move] for move in moves if move in received]
-        self._run = self.program(order)
-        if not self._takes_turns:
-            self._run = in_turn(self._run, order)
+        self._program = self._permuting(order)
+        self._run = self._program if self._takes_turns else in_turn(self._program, order)
 
     def exchange(self, sent: Sequence[Any]) -> list[Any]:
         """See `Transport`."""
@@ -83,6 +79,14 @@ class Permutes:
         """See `Transport`."""
         with self._naming_processes():
             jax.block_until_ready(list(received))
+
+    def lower(self) -> jax.stages.Lowered:
+        """The program that all processes run, to be looked at; its devices may only be described."""
+        types = [(self._mesh.size * form[0], *form[1:]) for form in self._forms]
+        kinds = [jax.ShapeDtypeStruct(shape, self._dtype, sharding=self._sharding) for shape in types]
+        if self._takes_turns:
+            kinds.append(jax.ShapeDtypeStruct((self._mesh.size,), np.float32, sharding=self._sharding))
+        return self._program.lower(*kinds)
 
     def _in_its_turn(self, packed: Sequence[jax.Array]) -> Sequence[jax.Array]:
         devices = tuple(self._mesh.devices.flat)
@@ -110,13 +114,17 @@ class Permutes:
         shards = []
         for device in self._here:
             move = sending.get(device)
-            piece = self._zeros[device, form] if move is None else pieces[device, move.box]
+            piece = self._nothing(device, form) if move is None else pieces[device, move.box]
             shards.append(piece if move is None or move.shape == form else _packing(form[0])(piece))
         shape = (self._mesh.size * form[0], *form[1:])
         return jax.make_array_from_single_device_arrays(shape, self._sharding, shards)
 
-    def program(self, order: Sequence[Any]) -> Callable[..., Any]:
-        """The program that all processes run, given the devices in their order."""
+    def _nothing(self, device: Any, form: tuple[int, ...]) -> jax.Array:
+        if (device, form) not in self._zeros:
+            self._zeros[device, form] = jax.device_put(np.zeros(form, self._dtype), device)
+        return self._zeros[device, form]
+
+    def _permuting(self, order: Sequence[Any]) -> jax.stages.Wrapped:
         places = {device: place for place, device in enumerate(order)}
         pairs = [[(places[move.source], places[move.target]) for move in each] for each in self._rounds]
 
