@@ -203,12 +203,25 @@ def decode(engine, prices, report, batch, context, steps):
 def prefill(engine, prices, report, tokens):
     """Time to the first token of one prompt on an idle engine, and of the bare step."""
     prompt = np.random.default_rng(0).integers(0, engine.vocab, tokens)
-    times = []
+    times, moments, programs = [], {}, engine._programs
+    kept = programs.step, programs.draw
+
+    def told(name, call):
+        def run(*given):
+            moments[f"{name}_called_ms"] = 1e3 * (time.perf_counter() - start)
+            result = call(*given)
+            moments[f"{name}_sent_ms"] = 1e3 * (time.perf_counter() - start)
+            return result
+
+        return run
+
+    programs.step, programs.draw = told("step", kept[0]), told("draw", kept[1])
     for _ in range(5):
         start = time.perf_counter()
         next(iter(engine.submit(prompt, Sampling(1, temperature=0.0))))
         times.append(time.perf_counter() - start)
     settle(engine)
+    programs.step, programs.draw = kept
     bare_s = timed(bare_prompt(engine, tokens), 5)
     engine_s, predicted_s = statistics.median(times), prices.prefill_s(tokens)
     report(
@@ -218,6 +231,7 @@ def prefill(engine, prices, report, tokens):
         bare_ms=1e3 * bare_s,
         predicted_ms=1e3 * predicted_s,
         predicted_percent=100 * (predicted_s / engine_s - 1),
+        **moments,
     )
     beside = engine.limits.slots
     bare_s = timed(bare_prompt(engine, tokens, beside), 5)
@@ -283,8 +297,9 @@ def variant(config, params, report, options, of_banks, batch, shapes):
 def compiled_sizes(engine, report):
     """What each compiled step takes beside its arguments; a copy of the cache would be seen here."""
     for shape in engine._buckets.shapes():
-        memory = engine._programs._compiled[shape].memory_analysis()
-        report(part="compiled", shape=str(shape), temporary_gib=memory.temp_size_in_bytes / 2**30)
+        analyse = getattr(engine._programs._compiled[shape][0], "memory_analysis", None)  # a CPU's steps take turns
+        if analyse is not None:
+            report(part="compiled", shape=str(shape), temporary_gib=analyse().temp_size_in_bytes / 2**30)
 
 
 def throughput(engine, report, length, seconds):
