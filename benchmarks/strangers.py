@@ -91,13 +91,13 @@ def _work(number: int, options: argparse.Namespace, end: float, compiled: Any, t
     from strangers import corpus
 
     strangers = corpus()
-    order = sorted(options.only or strangers, key=lambda name: (not strangers[name].is_told, name[::-1]))
+    order = sorted(options.only or strangers, key=lambda name: (SIDES.index(strangers[name].side), name[::-1]))
     ready = []
     for name in order[number :: options.jobs]:  # those that are told come first, if time runs out
         if time.time() > end - options.seconds * TIMING:
             break
         try:
-            ready.append(_Compiled(name, options.small, not options.plain, dump))
+            ready.append(_Compiled(name, options.out, options.small, not options.plain, dump))
             _keep(options.out, number, ready[-1].row)
         except Exception as error:  # the others are measured
             traceback.print_exc()
@@ -142,7 +142,7 @@ def _rows(out: Path) -> dict[str, dict[str, Any]]:
 class _Compiled:
     """A program planned for one device, compiled as it is and as its share of the plan."""
 
-    def __init__(self, name: str, small: bool, rehearses: bool, dump: Path | None) -> None:
+    def __init__(self, name: str, out: Path, small: bool, rehearses: bool, dump: Path | None) -> None:
         import jax
         from strangers import corpus
 
@@ -157,7 +157,7 @@ class _Compiled:
         planned = time.perf_counter()
         self.step = self.program.step.lower(state, batch).compile()
         ended = time.perf_counter()
-        self.buffers = _buffers(dump)
+        self._keep_compiled(_buffers(dump), out)
         self.share = Share.of(plan, plan.origin)
         self.rehearsed = self.share.compile(jax.devices()[0]) if rehearses else None
         sizes = self.step.memory_analysis()
@@ -176,18 +176,21 @@ class _Compiled:
             "compile_s": ended - planned,
         }
 
+    def _keep_compiled(self, buffers: str, out: Path) -> None:
+        """Keeps the compiled program of the told, and of all where their buffers are kept too."""
+        self.is_read = self.stranger.is_told or bool(buffers)
+        if self.is_read:
+            text = re.sub(r", (metadata|frontend_attributes)=\{[^{}]*\}", "", self.step.as_text() or "")
+            (out / f"{self.stranger.name}.hlo.gz").write_bytes(gzip.compress(text.encode()))
+        if buffers:
+            (out / f"{self.stranger.name}.buffers.gz").write_bytes(gzip.compress(buffers.encode()))
+
     def measure(self, out: Path, profile_seconds: float | None) -> None:
         import jax
         from strangers.kernels import kernels
 
         from meshwright.rehearsal.rehearsal import time_share
 
-        is_read = self.stranger.is_told or self.buffers
-        if is_read:
-            text = re.sub(r", (metadata|frontend_attributes)=\{[^{}]*\}", "", self.step.as_text() or "")
-            (out / f"{self.stranger.name}.hlo.gz").write_bytes(gzip.compress(text.encode()))
-        if self.buffers:
-            (out / f"{self.stranger.name}.buffers.gz").write_bytes(gzip.compress(self.buffers.encode()))
         device, batch = jax.devices()[0], self.program.sample(jax.random.key(1))
         drawn = self.share.draw(device, [*jax.tree.leaves(self.program.args[0]), *jax.tree.leaves(batch)])
         state, batch = jax.tree.unflatten(jax.tree.structure(self.program.args), drawn)
@@ -203,7 +206,7 @@ class _Compiled:
             values = self.share.draw(device, jax.tree.leaves((state, batch)))
             self.row["rehearsed_s"] = time_share(self.share, self.rehearsed, values, 10)
             del values
-        if is_read:
+        if self.is_read:
             self.row["kernels"] = kernels(partial(self.step, state, batch), out / "trace")
         self.step = self.share = self.rehearsed = None  # what they hold on the device is let go
         if profile_seconds:
