@@ -1,9 +1,12 @@
 """Which of several plans is taken: the quickest as simulated, unless a simpler one is nearly as quick."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+import meshwright as mw
 from meshwright.plans.tensor import Tensor
 from meshwright.step_search import ranking
 
@@ -53,3 +56,13 @@ def test_what_the_last_percent_would_have_cost_is_said():
         "A plan with 4 different splits of the state, 2 microbatches would be 0.8% quicker as simulated; "
         "this one is simpler.",
     )
+
+
+def test_rounding_of_the_simulated_step_makes_no_wait_of_less_than_nothing(tmp_path):
+    plan = mw.plan(lambda x: x * 2, np.ones(8, np.float32), cluster="1x2 cpu")
+    busy_s = float(np.nextafter(plan.step_s, 1))
+    plan = ranking.with_step(
+        replace(plan, cost=replace(plan.cost, step=0.0)), SimpleNamespace(step_s=plan.step_s, busy_s=busy_s)
+    )
+    plan.save(tmp_path / "plan.json")
+    assert mw.Plan.load(tmp_path / "plan.json").cost.waiting == 0

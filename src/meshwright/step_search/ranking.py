@@ -23,7 +23,8 @@ def with_step(plan: PlanData, simulated: SimulatedStep | None = None) -> PlanDat
     if plan.mesh.is_abstract or plan.cost.step:
         return plan
     step = simulate(plan) if simulated is None else simulated
-    return replace(plan, cost=replace(plan.cost, step=step.step_s, waiting=step.step_s - step.busy_s))
+    waiting = max(0.0, step.step_s - step.busy_s)  # both are sums in an order of their own, which round differently
+    return replace(plan, cost=replace(plan.cost, step=step.step_s, waiting=waiting))
 
 
 def complexity(plan: PlanData) -> tuple[int, int, int, int]:
