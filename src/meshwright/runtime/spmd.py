@@ -6,6 +6,7 @@ nothing left to guess. The constraints move data and never change its values.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.planned_parts import call_as_planned
 from meshwright.runtime.processes.sharing import put
 from meshwright.runtime.program.evaluate import Evaluator
+
+# How XLA's errors of a run begin; "INVALID_ARGUMENT" is said of arguments, which the other way of calling moves.
+_STATUS = re.compile(r"(?!INVALID_ARGUMENT)[A-Z_]+: ")
 
 
 def compiler_options(platform: str) -> dict[str, Any]:
@@ -290,7 +294,8 @@ def _guarded(run: Callable[..., Any], places: Mapping[int, Sequence[NamedShardin
                 return run(*args)
             except ValueError as error:
                 # Collectives that fail at once raise this, too. If arguments were donated, their types were right.
-                if any(getattr(leaf, "is_deleted", bool)() for leaf in tree_leaves(args)):
+                is_late = any(getattr(leaf, "is_deleted", bool)() for leaf in tree_leaves(args))
+                if is_late or _STATUS.match(str(error)):  # JAX 0.11 marks donated arrays only after it has returned
                     raise jax.errors.JaxRuntimeError(str(error)) from error
                 raise
 
