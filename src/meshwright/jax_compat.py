@@ -200,6 +200,13 @@ def as_recomputed(eqn: Any, stack: Sequence[Any]) -> Equation:
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=names))
 
 
+def as_first(eqn: Any) -> Equation:
+    """An equation of a checkpoint without the name of what it computes again."""
+    names: Any = name_stack(eqn)
+    kept = tuple(one for one in names.stack if getattr(one, "name", "") != _RECOMPUTED)
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=type(names)(kept)))
+
+
 def scan_of(eqn: Any, stack: Sequence[Any], body: Any, counts: tuple[int, int], types: Sequence[Any]) -> ClosedJaxpr:
     """A jaxpr that runs the scan of an equation with another body.
 

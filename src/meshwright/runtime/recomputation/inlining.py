@@ -57,7 +57,12 @@ class _Merging:
         before = operation.outputs if key is None else self.known.setdefault(key, operation.outputs)
         if before is not operation.outputs:
             (self.same if inside else self.equal).update(zip(operation.outputs, before, strict=True))
-        return [] if inside and before is not operation.outputs else [operation]
+        if not inside:
+            return [operation]
+        if before is not operation.outputs:
+            return []
+        # Nothing did it before, so that it is no longer done again.
+        return [operation._replace(equation=jax_compat.as_first(operation.equation)) if key else operation]
 
     def _region(self, checkpoint: Operation) -> list[Operation]:
         """The operations of a checkpoint, on values of the program around it."""
