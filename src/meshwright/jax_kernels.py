@@ -128,8 +128,10 @@ def _backend_lookup(get_backend: Callable[..., Any]) -> Callable[..., Any]:
 def _version_lookup(cudnn_version: Callable[[], int]) -> Callable[[], int]:
     def answer() -> int:
         client = _imitated_client()
-        if client is None or not client.answers("cuda"):
+        if client is None:
             return cudnn_version()
+        if not client.answers("cuda"):
+            raise RuntimeError("cuDNN is not detected.")  # as JAX says it on such a machine
         capability = str(getattr(client.devices()[0], "compute_capability", ""))
         if capability and int(capability.partition(".")[0]) < _FUSED_ATTENTION:
             raise RuntimeError(

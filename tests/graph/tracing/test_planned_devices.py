@@ -1,12 +1,14 @@
 """Code that asks for devices while it is traced for a cluster finds the devices of that cluster."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.extend.backend
 import jax.numpy as jnp
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental.pallas import tpu as pltpu
 
 import meshwright as mw
@@ -126,7 +128,8 @@ EXTRA = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_fused_attention_is_traced_without_cuda(variant: str) -> None:
+def test_fused_attention_is_traced_without_cuda(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", None)  # as where JAX has no plug-in for CUDA
     options, extra = VARIANTS[variant]
 
     def loss(q: Any, k: Any, v: Any, *rest: Any) -> Any:
@@ -154,7 +157,10 @@ def test_a_kernel_that_refuses_the_planned_chip_says_so() -> None:
         mw.plan(attention, wide, cluster=f"1x8 {find_chip('a100-80gb').name}")
 
 
-def test_a_chip_without_fused_attention_says_so() -> None:
+def test_a_chip_without_fused_attention_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_hand = SimpleNamespace(cudnn_get_version=lambda: 91100)
+    monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", at_hand)
+
     def attention(q: Any) -> Any:
         return jax.nn.dot_product_attention(q, q, q, implementation="cudnn")
 
