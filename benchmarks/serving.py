@@ -271,7 +271,7 @@ def variant(config, params, report, options, of_banks, batch, shapes):
     decoder = Decoder.of(config, SlotCache(of_banks, options.max_len, config.dtype))
     programs = Programs(decoder, params, slots, [Placement.single(decoder)])
     start = time.perf_counter()
-    programs.compile(shapes, [slots], lambda _: None)
+    programs.compile(shapes, [slots], options.max_len, lambda _: None)
     compiled_s = time.perf_counter() - start
     draws = Draw.blank(slots, slots)
     draws[:batch, 0] = np.arange(batch)

@@ -179,11 +179,11 @@ def load_model(
             whole = group.devices == machines.num_devices
             part = None if is_local(cluster) and whole else machines if whole else machines.part(1, group.devices)
             asked = group.sizes or sizes or Sizes()
-            limits, cache = chosen(model.config, asked, _longest(keys), group.devices * group.stages)
+            limits, cache = chosen(model.config, asked, _longest(keys), group.devices, group.stages)
             prices = step_prices(model.config, part or machines, group.devices)
             if slo is not None:
                 promised = keeping(slo, prices, limits, asked)
-                limits, cache = chosen(model.config, promised, _longest(keys), group.devices * group.stages)
+                limits, cache = chosen(model.config, promised, _longest(keys), group.devices, group.stages)
             decoder = Decoder.of(model.config, cache)
             layout = ModelPlan(decoder, limits, prices, part, group.method or method, group.count, group.stages)
             own = devices[begun : begun + group.num_devices]

@@ -7,6 +7,8 @@ from meshwright.errors import MeshwrightError, ServingError
 
 #: The most likely tokens that may be asked for beside each token; OpenAI's own limit.
 MOST_LOGPROBS = 20
+#: The most tokens whose scores a request may change by `logit_bias`; OpenAI's own limit.
+MOST_FAVOURS = 300
 
 
 class Overloaded(ServingError):
@@ -35,11 +37,17 @@ class Sampling:
         temperature: 0 takes the likeliest token.
         top_k: Only so many of the likeliest tokens are drawn from; 0 means all.
         top_p: Only the likeliest tokens that together have this probability are drawn from.
+        min_p: Only tokens that are at least so many times as likely as the likeliest one are drawn.
         seed: Requests with the same seed and prompt get the same tokens; None draws one.
         logprobs: For how many of the likeliest tokens, beside the one taken, the logarithm of the probability is given;
             None gives no probabilities at all.
         stop_token_ids: Tokens that end the text, beside the model's own.
         ignore_eos: Whether the model's own token of the end is a token like any other.
+        presence_penalty: Taken from the scores of tokens that were generated.
+        frequency_penalty: Taken from them for each time.
+        repetition_penalty: By which the scores of tokens that were generated or are in the prompt are divided, or
+            multiplied where they are negative.
+        logit_bias: What is added to the scores of some tokens: pairs of a token and a number.
     """
 
     max_tokens: int
@@ -51,6 +59,11 @@ class Sampling:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
@@ -58,8 +71,21 @@ class Sampling:
         _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number from 0")
         _check("top_k", self.top_k, self.top_k >= 0, "at least 1, or 0 for all tokens")
         _check("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
+        _check("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")
+        for name, value in (("presence", self.presence_penalty), ("frequency", self.frequency_penalty)):
+            _check(f"{name}_penalty", value, -2 <= value <= 2, "between -2 and 2")
+        rate = self.repetition_penalty
+        _check("repetition_penalty", rate, 0 < rate < math.inf, "a number above 0, 1 for none")
+        many = len(self.logit_bias)
+        _check("the number of tokens in logit_bias", many, many <= MOST_FAVOURS, f"at most {MOST_FAVOURS}")
         if self.logprobs is not None:
             _check("logprobs", self.logprobs, 0 <= self.logprobs <= MOST_LOGPROBS, f"between 0 and {MOST_LOGPROBS}")
+
+    @property
+    def shapes_scores(self) -> bool:
+        """Whether scores are changed before a token is drawn."""
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        return bool(penalties or self.logit_bias)
 
 
 def _check(name: str, value: float, legal: bool, text: str) -> None:

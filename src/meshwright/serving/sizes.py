@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from meshwright.errors import DoesNotFit, ServingError
-from meshwright.serving.models import Cache, Decoder, PagedCache, SlotCache
+from meshwright.serving.models import Cache, Decoder, PagedCache, RaggedCache, SlotCache
 from meshwright.serving.scheduling import Limits
 from meshwright.serving.scheduling.limits import row_ladder
 from meshwright.units import format_bytes
@@ -58,14 +58,15 @@ class Sizes:
             raise ServingError(f'cache is {self.cache!r}; give "paged", "slots", or None for the faster one')
 
 
-def chosen(config: Any, sizes: Sizes, longest: int | None, devices: int) -> tuple[Limits, Cache]:
+def chosen(config: Any, sizes: Sizes, longest: int | None, devices: int, stages: int = 1) -> tuple[Limits, Cache]:
     """Limits and cache for a model.
 
     Args:
         config: The zoo's `Config`.
         sizes: What is asked for.
         longest: How many tokens the model reads, if it says so.
-        devices: Over how many devices parameters and cache are split.
+        devices: Over how many devices parameters and cache of a stage are split.
+        stages: How many stages of layers there are.
 
     Raises:
         DoesNotFit: Not even one sequence has room beside the parameters.
@@ -83,12 +84,12 @@ def chosen(config: Any, sizes: Sizes, longest: int | None, devices: int) -> tupl
     block = max_len if contiguous else min(sizes.block_size or _BLOCK, max_len)
     per_block = block * _bytes_per_token(config)
     if sizes.blocks is None:
-        room = _memory_bytes() * devices - _other_bytes(config, sizes.slots or most_slots, chunk)
+        room = _memory_bytes() * devices * stages - _other_bytes(config, sizes.slots or most_slots, chunk)
         wanted = (sizes.slots or most_slots) * -(-max_len // block)
         blocks = min(wanted, max(0, int(room // per_block)))
         least = -(-max_len // block)
         if blocks < least:
-            limit = int(_memory_bytes() * devices)
+            limit = int(_memory_bytes() * devices * stages)
             needed = int(_other_bytes(config, sizes.slots or most_slots, chunk) + least * per_block)
             raise DoesNotFit(
                 f"the parameters and a cache for one sequence of {max_len} tokens need {format_bytes(needed)}, and "
@@ -104,7 +105,8 @@ def chosen(config: Any, sizes: Sizes, longest: int | None, devices: int) -> tupl
     limits = Limits(slots, block, blocks, chunk, chunk + slots, sizes.queue or _QUEUED * slots, max_len, reuse)
     if contiguous:
         return limits, SlotCache(banks(slots), max_len, config.dtype)
-    return limits, PagedCache(blocks, block, config.dtype)
+    ragged = jax.default_backend() == "tpu" and devices == 1
+    return limits, (RaggedCache if ragged else PagedCache)(blocks, block, config.dtype)
 
 
 def banks(slots: int) -> tuple[int, ...]:

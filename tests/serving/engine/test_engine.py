@@ -5,11 +5,13 @@ import threading
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
 pytest.importorskip("safetensors", reason="meshwright.hf needs safetensors, tokenizers and jinja2: the extra [hf]")
 
 import meshwright as mw
+from meshwright import zoo
 from meshwright.serving.engine import Engine
 from meshwright.serving.models import PagedCache
 from meshwright.serving.requests import EngineStopped, Overloaded, Sampling
@@ -80,6 +82,7 @@ def test_nothing_is_compiled_once_the_engine_runs(engine):
         Sampling(5, top_k=3, seed=1),
         Sampling(5, temperature=0.5, logprobs=4, min_tokens=3),
         Sampling(3, logprobs=0),
+        Sampling(5, presence_penalty=1.0),
     ]
     for length in (1, 2, 7, 8, 9, 30):
         handles = [engine.submit([3] * length, sampling) for sampling in samplings]
@@ -101,12 +104,46 @@ def test_probabilities_are_told_as_asked(engine):
     assert next(iter(engine.submit([5, 6, 7], Sampling(2)))).logprob is None
 
 
+def test_penalties_count_the_tokens_of_their_own_sequence(engine):
+    model, length = mw.hf.load(REFERENCE), 48
+    scores_of = jax.jit(lambda tokens: zoo.llama.logits(model.config, model.params, tokens[None])[0])
+
+    def expected(prompt, asked):
+        tokens = list(prompt)
+        for _ in range(asked.max_tokens):
+            scores = np.array(scores_of(np.array(tokens + [0] * (length - len(tokens)))))[len(tokens) - 1]
+            for token, favour in asked.logit_bias:
+                scores[token] += favour
+            there = np.isin(np.arange(len(scores)), tokens)
+            bent = np.where(scores > 0, scores / asked.repetition_penalty, scores * asked.repetition_penalty)
+            count = np.bincount(tokens[len(prompt) :], minlength=len(scores))
+            scores = np.where(there, bent, scores) - asked.frequency_penalty * count
+            tokens.append(int(np.argmax(scores - asked.presence_penalty * (count > 0))))
+        return tokens[len(prompt) :]
+
+    options = {"temperature": 0.0, "ignore_eos": True}
+    asked = [
+        Sampling(24, **options, repetition_penalty=1.7),
+        Sampling(24, **options, frequency_penalty=0.6, presence_penalty=0.4),
+        Sampling(24, **options, logit_bias=((7, 3.0), (9, -100.0))),
+        Sampling(24, **options),
+    ]
+    prompts = [[5, 6, 7, 6], [5, 6, 7], [8, 9] * 6, [5, 6, 7]]
+    before = engine.stats().preemptions
+    handles = [engine.submit(*pair) for pair in zip(prompts, asked, strict=True)]
+    texts = [[token.id for token in handle] for handle in handles]
+    assert texts == [expected(*pair) for pair in zip(prompts, asked, strict=True)]
+    assert texts[1] != texts[3]
+    assert engine.stats().preemptions > before  # what was there is counted anew
+
+
 def test_what_cannot_be_served_is_refused_in_a_sentence(engine):
     for prompt, sampling, message in (
         ([], Sampling(1), "number of tokens in the prompt is 0"),
         ([64], Sampling(1), "vocabulary goes from 0 to 63"),
         ([-1], Sampling(1), "vocabulary goes from 0 to 63"),
         ([1] * 40, Sampling(9), "at most 48 can be served"),
+        ([1], Sampling(1, logit_bias=((64, 1.0),)), "logit_bias has token 64"),
         ([1], Sampling(9, min_tokens=1, stop_token_ids=tuple(range(9))), "9 tokens would end the text"),
     ):
         with pytest.raises(mw.ServingError, match=message):

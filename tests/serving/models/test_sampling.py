@@ -9,6 +9,8 @@ import pytest
 
 from meshwright.serving.models import Draw, Drawn, Kind
 from meshwright.serving.models.sampling import draw
+from meshwright.serving.models.shaping import Shape, begun, history, shaped
+from meshwright.serving.requests import Sampling
 
 pytestmark = [pytest.mark.slow]
 VOCAB = 32
@@ -18,7 +20,9 @@ def drawn(scores, rows, kind=Kind.LISTED, slots=4):
     """Draws with `rows` of `Draw.row`'s arguments."""
     packed = Draw.blank(len(scores), slots)
     for at, row in enumerate(rows):
-        packed[at, 1:] = Draw.row(**{"stops": (), "top_k": 0, "top_p": 1.0, "temperature": 0.0, "seed": 0} | row)
+        packed[at, 1:] = Draw.row(
+            **{"stops": (), "top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 0.0, "seed": 0} | row
+        )
         packed[at, 0] = at
     function = jax.jit(partial(draw, kind, 5))
     last, out = function(jnp.asarray(scores), jnp.zeros(slots, jnp.int32), packed)
@@ -49,14 +53,27 @@ def test_tokens_that_end_a_text_are_held_back():
     np.testing.assert_array_equal(result.tokens, [best[0, 2], best[1, 0]])
 
 
-@pytest.mark.parametrize("top_k, top_p", [(3, 1.0), (0, 0.6), (4, 0.5), (1, 1.0), (0, 1e-6), (VOCAB + 9, 0.999)])
-def test_only_what_the_filters_leave_is_drawn(top_k, top_p):
+@pytest.mark.parametrize(
+    "top_k, top_p, min_p",
+    [
+        (3, 1.0, 0),
+        (0, 0.6, 0),
+        (4, 0.5, 0),
+        (1, 1.0, 0),
+        (0, 1e-6, 0),
+        (VOCAB + 9, 0.999, 0),
+        (0, 1, 0.2),
+        (9, 0.8, 0.1),
+    ],
+)
+def test_only_what_the_filters_leave_is_drawn(top_k, top_p, min_p):
     scores = random_scores(1)[0]
     chances = np.exp(scores / 0.8 - np.max(scores / 0.8))
-    order = np.argsort(-chances)[: top_k or VOCAB]
+    order = np.array([at for at in np.argsort(-chances) if chances[at] >= min_p][: top_k or VOCAB])
     before = np.cumsum(chances[order]) - chances[order]
     left = set(order[before < top_p * chances[order].sum()].tolist())
-    rows = [{"index": at, "seed": 7, "temperature": 0.8, "top_k": top_k, "top_p": top_p} for at in range(400)]
+    rows = [{"index": at, "seed": 7, "temperature": 0.8, "top_k": top_k} for at in range(400)]
+    rows = [row | {"top_p": top_p, "min_p": min_p} for row in rows]
     _, result = drawn(np.tile(scores, (400, 1)), rows, Kind.FILTERED)
     seen = set(result.tokens.tolist())
     assert seen <= left
@@ -81,3 +98,18 @@ def test_a_seed_draws_the_same_in_any_batch_and_of_any_kind():
         assert drawn(scores, [*others[:2], row, *others[3:]], kind)[1].tokens[2] == alone
     many = {int(drawn(scores[2:3], [row | {"seed": seed}], Kind.DRAWN)[1].tokens[0]) for seed in range(12)}
     assert len(many) > 1
+
+
+def test_scores_are_changed_by_what_was_there_and_by_what_is_favoured():
+    asked = Sampling(9, presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=2.0, logit_bias=((3, 4.0),))
+    scores = random_scores(2)
+    seen = jnp.ones((3, VOCAB), jnp.int32)  # of whoever had the slots before
+    seen = jax.jit(begun)(seen, history(12, 1, [0, 1, 1], [1, 2, 2]))
+    rows = np.stack([Shape.row(asked), Shape.blank(1)[0]])
+    changed = np.asarray(shaped(jnp.asarray(scores), seen[np.array([1, 1])], rows))
+    expected = scores[0].copy()
+    expected[3] += 4
+    expected[:3] = np.where(expected[:3] > 0, expected[:3] / 2, expected[:3] * 2)
+    expected -= 0.25 * np.bincount([1, 2, 2], minlength=VOCAB) + 0.5 * np.isin(np.arange(VOCAB), [1, 2])
+    np.testing.assert_allclose(changed, [expected, scores[1]], rtol=1e-6)
+    np.testing.assert_array_equal(seen[2], 1)

@@ -10,7 +10,9 @@ from meshwright.serving.engine.programs import Parcel
 from meshwright.serving.handle import Handle
 from meshwright.serving.models import Draw, Drawn, Kind
 from meshwright.serving.models.sampling import HELD
+from meshwright.serving.models.shaping import Shape
 from meshwright.serving.requests import Sampling, Token
+from meshwright.serving.scheduling import Request
 
 
 @dataclass
@@ -24,6 +26,8 @@ class Client:
         send: Is given the keys and values of the prompt, which another engine goes on with.
         parcel: What another engine has computed of it, until it is in the cache.
         begun: How many tokens of its text another engine has drawn.
+        kind: What a draw must do for it.
+        shape: How it changes scores, if it does.
     """
 
     handle: Handle
@@ -33,19 +37,22 @@ class Client:
     parcel: Parcel | None = None
     begun: int = 0
     kind: Kind = field(init=False)
+    shape: np.ndarray | None = field(init=False, default=None)
     _row: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         asked = self.sampling
         seed = secrets.randbits(64) if asked.seed is None else asked.seed
         held = tuple(sorted(self.stops)) if asked.min_tokens else ()
-        row = Draw.row(0, seed, asked.temperature, asked.top_k, asked.top_p, held)
+        row = Draw.row(0, seed, asked.temperature, asked.top_k, asked.top_p, asked.min_p, held)
         self._row = np.array(row, np.int32)
         self.kind = Kind.DRAWN if asked.temperature else Kind.GREEDY
-        if asked.temperature and (asked.top_k or asked.top_p < 1):
+        if asked.temperature and (asked.top_k or asked.top_p < 1 or asked.min_p):
             self.kind = Kind.FILTERED
         if asked.logprobs:
             self.kind = Kind.LISTED
+        if asked.shapes_scores:
+            self.kind, self.shape = Kind.SHAPED, Shape.row(asked)
 
     def fill(self, line: np.ndarray, slot: int, index: int) -> None:
         """Writes how the token number `index` is drawn into a line of `Draw.blank`."""
@@ -53,6 +60,11 @@ class Client:
         line[1] = index
         if index >= self.sampling.min_tokens:
             line[HELD] = 0
+
+    def history(self, request: Request) -> tuple[list[int], list[int]]:
+        """All tokens of its prompt, and those of its text."""
+        prompt, border = list(request.prompt or ()), request.num_prompt - self.begun
+        return prompt[:border], prompt[border:] + request.generated
 
     def ends(self, token: int, index: int) -> bool:
         """Whether a token is the last one."""

@@ -19,8 +19,9 @@ from meshwright.serving.engine.client import Client
 from meshwright.serving.engine.placement import Placement
 from meshwright.serving.engine.programs import Parcel, Programs
 from meshwright.serving.handle import Handle, Listener
-from meshwright.serving.models import Cache, Decoder, Draw, Drawn, SlotCache
+from meshwright.serving.models import Cache, Decoder, Draw, Drawn, Kind, SlotCache
 from meshwright.serving.models.sampling import MOST_STOPS
+from meshwright.serving.models.shaping import Shape
 from meshwright.serving.requests import EngineStopped, Sampling, Stats, Token
 from meshwright.serving.scheduling import Limits, Request, Scheduler, Slice, StepPlan
 from meshwright.zoo.layers import PyTree
@@ -64,7 +65,7 @@ class Engine:
         decoder = Decoder.of(config, cache)
         self._programs = Programs(decoder, params, limits.slots, placements or [Placement.single(decoder)])
         with progress(on_progress) as say:
-            self._programs.compile(self._buckets.shapes(), self._buckets.draws(), say)
+            self._programs.compile(self._buckets.shapes(), self._buckets.draws(), limits.most_tokens(), say)
         self._start()
 
     def twin(self) -> "Engine":
@@ -127,6 +128,9 @@ class Engine:
         if outside is not None:
             raise ServingError(f"the prompt has token {outside}, and the vocabulary goes from 0 to {self.vocab - 1}")
         stops = tuple(dict.fromkeys([*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos)]))
+        outside = next((token for token, _ in sampling.logit_bias if not 0 <= token < self.vocab), None)
+        if outside is not None:
+            raise ServingError(f"logit_bias has token {outside}, and the vocabulary goes from 0 to {self.vocab - 1}")
         if sampling.min_tokens and len(stops) > MOST_STOPS:
             raise ServingError(
                 f"{len(stops)} tokens would end the text, and min_tokens can hold {MOST_STOPS} back; give fewer "
@@ -234,6 +238,9 @@ class Engine:
         flight = _Flight(plan, draws, [])
         for source, target in plan.copies:
             self._programs.copy(source, target)
+        for piece, one in draws.items():
+            if one.client.shape is not None and not piece.follows:  # its slot's counts are of another, or not begun
+                self._programs.begin(piece.slot, *one.client.history(piece.request))
         for piece, client in arrivals:
             assert client.parcel is not None
             self._programs.put(client.parcel, piece.slot, piece.block_table)
@@ -254,11 +261,14 @@ class Engine:
 
     def _sample(self, scores: jax.Array, places: "Sequence[_Place]", draws: "Mapping[Slice, _Draw]") -> jax.Array:
         packed = Draw.blank(scores.shape[0], self.limits.slots)
+        kind = max(draws[piece].client.kind for _, piece in places)
+        shapes = Shape.blank(len(packed)) if kind is Kind.SHAPED else None
         for row, piece in places:
             one = draws[piece]
             one.client.fill(packed[row], piece.slot, one.index)
-        kind = max(draws[piece].client.kind for _, piece in places)
-        return self._programs.draw(kind, scores, packed)
+            if shapes is not None and one.client.shape is not None:
+                shapes[row] = one.client.shape
+        return self._programs.draw(kind, scores, packed, shapes)
 
     def _land(self, flight: "_Flight") -> None:
         """Takes the tokens of a step and gives them to whoever asked."""

@@ -18,12 +18,14 @@ from meshwright.runtime.cpu_turns import in_turn, put_in_turn
 from meshwright.serving.engine.placement import Placement, of_parcel
 from meshwright.serving.engine.stages import StagePart, cut, even_bounds
 from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape
-from meshwright.serving.models.sampling import draw
+from meshwright.serving.models.sampling import draw, draw_shaped
+from meshwright.serving.models.shaping import Shape, begun, history
 from meshwright.serving.requests import MOST_LOGPROBS
 from meshwright.zoo.layers import PyTree
 
 Compiled = Callable[..., Any]
 _COPY, _TAKE, _PUT = "copy of a slot", "sequence taken out", "sequence put in"
+_BEGIN = "counts of a slot"
 
 
 @dataclass
@@ -87,14 +89,18 @@ class Programs:
         kinds = self.decoder.arrays()
         for stage, (first, end) in zip(self._stages, pairwise(self._bounds), strict=True):
             stage.arrays = _zeros(kinds[first:end], stage.placement.arrays[first:end])
-        self.last = _zeros(jax.ShapeDtypeStruct((self.slots,), jnp.int32), self._stages[-1].placement.rest)
+        rest = self._stages[-1].placement.rest
+        self.last = _zeros(jax.ShapeDtypeStruct((self.slots,), jnp.int32), rest)
+        self._seen = _zeros(jax.ShapeDtypeStruct((self.slots, self.decoder.config.vocab), jnp.int32), rest)
 
-    def compile(self, shapes: Sequence[StepShape], draws: Iterable[int], say: Say) -> None:
-        """Compiles steps, and all kinds of draws of so many tokens, several at a time."""
+    def compile(self, shapes: Sequence[StepShape], draws: Iterable[int], longest: int, say: Say) -> None:
+        """Compiles steps of sequences of up to `longest` tokens, and all kinds of draws of so many tokens."""
+        self._longest = longest
         self._deal(shapes[0])
         work: list[tuple[Hashable, Callable[[], Any]]] = []
         work += [(shape, partial(self._compile_step, shape)) for shape in shapes]
         work += [((kind, rows), partial(self._compile_draw, kind, rows)) for rows in draws for kind in Kind]
+        work.append((_BEGIN, self._compile_begin))
         if isinstance(self.decoder.cache, SlotCache):
             work.append((_COPY, self._compile_copy))
         self._compile_all(work, say)
@@ -147,9 +153,17 @@ class Programs:
             leaves = put_in_turn(jax.tree.leaves(own), jax.tree.leaves(shardings))
             stage.arrays = compiled(stage.arrays, jax.tree.unflatten(jax.tree.structure(shardings), leaves), place)
 
-    def draw(self, kind: Kind, scores: jax.Array, packed: np.ndarray) -> jax.Array:
+    def begin(self, slot: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
+        """Counts the tokens of a slot's sequence, for draws that look at what was there."""
+        self._seen = self._compiled[_BEGIN](self._seen, history(self._longest, slot, prompt, generated))
+
+    def draw(self, kind: Kind, scores: jax.Array, packed: np.ndarray, shapes: np.ndarray | None = None) -> jax.Array:
         """Draws tokens, for `Drawn.unpack`; they are on their way to the host, and known to the next step at once."""
-        self.last, drawn = self._compiled[kind, len(packed)](scores, self.last, packed)
+        compiled = self._compiled[kind, len(packed)]
+        if kind is Kind.SHAPED:
+            self.last, self._seen, drawn = compiled(scores, self.last, self._seen, packed, shapes)
+        else:
+            self.last, drawn = compiled(scores, self.last, packed)
         drawn.copy_to_host_async()
         return drawn
 
@@ -233,7 +247,7 @@ class Programs:
     def _of_parcel(self, number: int) -> list[Any]:
         """The shardings of a stage's part of a parcel: a pair for each layer."""
         layers = self._of_stage(number, self._stages[number].placement.arrays)
-        return [tuple(of_parcel(one) for one in jax.tree.leaves(layer)[:2]) for layer in layers]
+        return [tuple(of_parcel(jax.tree.leaves(layer)[at]) for at in (0, -1)) for layer in layers]
 
     def _place_type(self, length: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((2 + self.decoder.cache.width(length),), jnp.int32)
@@ -246,6 +260,11 @@ class Programs:
         place[2 : 2 + len(blocks)] = blocks
         return length, place
 
+    def _compile_begin(self) -> Compiled:
+        rest, line = self._stages[-1].placement.rest, jax.ShapeDtypeStruct((2 + self._longest,), jnp.int32)
+        function = jax.jit(begun, donate_argnums=0, in_shardings=(rest, rest), out_shardings=rest)
+        return in_turn(function.lower(_types(self._seen), line).compile(), rest.device_set)
+
     def _compile_draw(self, kind: Kind, rows: int) -> Compiled:
         config, rest = self.decoder.config, self._stages[-1].placement.rest
         compiled = _compiled_draw(kind, rows, self.slots, config.vocab, config.dtype, rest)
@@ -254,10 +273,16 @@ class Programs:
 
 @cache  # engines of several models may draw alike
 def _compiled_draw(kind: Kind, rows: int, slots: int, vocab: int, dtype: str, rest: jax.sharding.Sharding) -> Compiled:
-    function = jax.jit(partial(draw, kind, MOST_LOGPROBS), in_shardings=(rest, rest, rest), out_shardings=(rest, rest))
     scores = jax.ShapeDtypeStruct((rows, vocab), dtype)
     last, packed = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((slots,), Draw.blank(rows, slots).shape))
-    return function.lower(scores, last, packed).compile()
+    if kind is not Kind.SHAPED:
+        function = jax.jit(partial(draw, kind, MOST_LOGPROBS), in_shardings=(rest,) * 3, out_shardings=(rest,) * 2)
+        return function.lower(scores, last, packed).compile()
+    function = jax.jit(
+        partial(draw_shaped, MOST_LOGPROBS), donate_argnums=2, in_shardings=(rest,) * 5, out_shardings=(rest,) * 3
+    )
+    seen, shapes = (jax.ShapeDtypeStruct(s, jnp.int32) for s in ((slots, vocab), Shape.blank(rows).shape))
+    return function.lower(scores, last, seen, packed, shapes).compile()
 
 
 def _types(tree: PyTree) -> PyTree:

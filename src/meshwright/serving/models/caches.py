@@ -101,7 +101,7 @@ class PagedCache:
         positions = jnp.arange(len(pair[0]))[None]
         return self._write(layer, pair, place[None, None, 2:], positions, positions < place[0])
 
-    def _write(self, layer: PyTree, new: Pair, tables: Array, positions: Array, active: Array) -> PyTree:
+    def _write(self, layer: PyTree, new: Sequence[Array], tables: Array, positions: Array, active: Array) -> PyTree:
         """Writes tokens at (sequence, token); those that are not active go past the end, where writes are dropped."""
         at = jnp.minimum(positions // self.block_size, tables.shape[-1] - 1)
         block = jnp.take_along_axis(jnp.broadcast_to(tables, (*at.shape, tables.shape[-1])), at[..., None], axis=-1)

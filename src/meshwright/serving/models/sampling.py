@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from meshwright.serving.models.shaping import shaped
 from meshwright.zoo.layers import Array
 
 #: How many tokens each sequence can keep from ending its text early; a few numbers for each row of each step.
 MOST_STOPS = 8
 #: The column that says whether stops are held back, and how many columns there are before theirs.
-HELD, _COLUMNS = 7, 8
+HELD, _COLUMNS = 7, 9
 
 
 class Kind(IntEnum):
@@ -28,6 +29,7 @@ class Kind(IntEnum):
     DRAWN = 1  # at a temperature
     FILTERED = 2  # from the likeliest tokens only
     LISTED = 3  # with the likeliest tokens and their probabilities
+    SHAPED = 4  # from scores that the requests change
 
 
 class Draw(NamedTuple):
@@ -41,6 +43,7 @@ class Draw(NamedTuple):
         top_k: Of how many of the likeliest tokens to draw; 0 for all.
         top_p: How much probability these must have together.
         held: Whether no token of `stops` may be drawn yet.
+        min_p: How likely a token must be, as a part of the likeliest one's probability.
         stops: Tokens that would end the text, -1 for none.
     """
 
@@ -51,6 +54,7 @@ class Draw(NamedTuple):
     top_k: Array
     top_p: Array
     held: Array
+    min_p: Array
     stops: Array
 
     @staticmethod
@@ -61,20 +65,22 @@ class Draw(NamedTuple):
         return packed
 
     @staticmethod
-    def row(index: int, seed: int, temperature: float, top_k: int, top_p: float, stops: tuple[int, ...]) -> list[int]:
+    def row(
+        index: int, seed: int, temperature: float, top_k: int, top_p: float, min_p: float, stops: tuple[int, ...]
+    ) -> list[int]:
         """The numbers of one sequence after its slot; `stops` are those that must not be drawn yet."""
-        bits = np.array([temperature, top_p], np.float32).view(np.int32)
+        bits = np.array([temperature, top_p, min_p], np.float32).view(np.int32)
         low, high = np.array([seed % 2**64], np.uint64).view(np.int32)
         padded = [*stops, *[-1] * (MOST_STOPS - len(stops))]
-        return [index, int(low), int(high), int(bits[0]), top_k, int(bits[1]), bool(stops), *padded]
+        return [index, int(low), int(high), int(bits[0]), top_k, int(bits[1]), bool(stops), int(bits[2]), *padded]
 
     @classmethod
     def unpack(cls, packed: Array) -> "Draw":
         """The reverse of `row`, for all rows."""
         seed = jax.lax.bitcast_convert_type(packed[:, 2:4], jnp.uint32)
-        temperature, top_p = (jax.lax.bitcast_convert_type(packed[:, at], jnp.float32) for at in (4, 6))
+        temperature, top_p, min_p = (jax.lax.bitcast_convert_type(packed[:, at], jnp.float32) for at in (4, 6, 8))
         held, stops = packed[:, HELD] > 0, packed[:, _COLUMNS:]
-        return cls(packed[:, 0], packed[:, 1], seed, temperature, packed[:, 5], top_p, held, stops)
+        return cls(packed[:, 0], packed[:, 1], seed, temperature, packed[:, 5], top_p, held, min_p, stops)
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,9 @@ class Drawn:
         return cls(packed[:, 0], floats[:, 1], packed[:, 2 : 2 + top], floats[:, 2 + top :])
 
 
-def draw(kind: Kind, listed: int, scores: Array, last: Array, packed: Array) -> tuple[Array, Array]:
+def draw(
+    kind: Kind, listed: int, scores: Array, last: Array, packed: Array, changed: Array | None = None
+) -> tuple[Array, Array]:
     """Draws one token for each row.
 
     Args:
@@ -110,6 +118,7 @@ def draw(kind: Kind, listed: int, scores: Array, last: Array, packed: Array) -> 
         scores: The scores of the next token, (rows, vocab).
         last: The last token of each slot.
         packed: What `Draw.unpack` reads.
+        changed: The scores as their requests change them, from which is drawn; probabilities are of `scores`.
 
     Returns:
         The last token of each slot, and what `Drawn.unpack` reads.
@@ -120,21 +129,40 @@ def draw(kind: Kind, listed: int, scores: Array, last: Array, packed: Array) -> 
     lines = jnp.arange(scores.shape[0])[:, None]
     past = scores.shape[1]
     stops = jnp.where(how.held[:, None] & (how.stops >= 0), how.stops, past)
-    allowed = scores.at[lines, stops].set(-jnp.inf, mode="drop")
+    allowed = (scores if changed is None else changed).at[lines, stops].set(-jnp.inf, mode="drop")
     tokens = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
     if kind >= Kind.DRAWN:
         scaled = allowed / jnp.where(how.temperature > 0, how.temperature, 1)[:, None]
         if kind >= Kind.FILTERED:
-            scaled = _filtered(scaled, how.top_k, how.top_p)
+            scaled = _filtered(scaled, how.top_k, how.top_p, how.min_p)
         noise = jax.vmap(lambda seed, index: _gumbel(seed, index, past))(how.seed, how.drawn)
         random = jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
         tokens = jnp.where(how.temperature > 0, random, tokens)
     taken = jnp.take_along_axis(logprobs, tokens[:, None], axis=1)
     columns = [tokens[:, None], _bits(taken)]
-    if kind == Kind.LISTED:
+    if kind >= Kind.LISTED:
         top, which = jax.lax.top_k(logprobs, min(listed, past))
         columns += [which.astype(jnp.int32), _bits(top)]
     return last.at[how.slots].set(tokens, mode="drop"), jnp.concatenate(columns, axis=1)
+
+
+def draw_shaped(
+    listed: int, scores: Array, last: Array, seen: Array, packed: Array, shapes: Array
+) -> tuple[Array, Array, Array]:
+    """The same of scores that requests change; returns what was there by then as well.
+
+    Args:
+        listed: As in `draw`, and so are `scores`, `last` and `packed`.
+        scores: The scores of the next token.
+        last: The last token of each slot.
+        seen: How often each token was there in each slot, as `shaping.begun` counts.
+        packed: How is drawn.
+        shapes: What `Shape.unpack` reads.
+    """
+    slots = packed[:, 0]
+    changed = shaped(scores, seen.at[slots].get(mode="fill", fill_value=0), shapes)
+    last, drawn = draw(Kind.SHAPED, listed, scores, last, packed, changed)
+    return last, seen.at[slots, drawn[:, 0]].add(1, mode="drop"), drawn
 
 
 def _gumbel(seed: Array, index: Array, vocab: int) -> Array:
@@ -146,13 +174,18 @@ def _bits(values: Array) -> Array:
     return jax.lax.bitcast_convert_type(values, jnp.int32)
 
 
-def _filtered(scores: Array, top_k: Array, top_p: Array) -> Array:
-    """Scores of which only the likeliest are left, by their number and by the probability that they have together."""
+def _filtered(scores: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
+    """Scores of which only the likeliest are left.
+
+    First those of which each is likely enough, then by their number and by the probability that they have together.
+    """
     vocab = scores.shape[1]
+    chances = jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True))
+    scores = jnp.where(chances >= min_p[:, None], scores, -jnp.inf)
     ordered = _ordered(scores)
     wanted = jnp.where(top_k > 0, jnp.minimum(top_k, vocab), vocab)
     kept = ordered >= _threshold(ordered, jnp.ones_like(scores), wanted.astype(jnp.float32))
-    chances = jnp.where(kept, jnp.exp(scores - jnp.max(scores, axis=1, keepdims=True)), 0)
+    chances = jnp.where(kept & (chances >= min_p[:, None]), chances, 0)
     enough = jnp.where(top_p < 1, top_p * jnp.sum(chances, axis=1), 0)
     nucleus = ordered >= _threshold(ordered, chances, enough)
     kept &= nucleus | (top_p >= 1)[:, None]

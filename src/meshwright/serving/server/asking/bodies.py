@@ -7,7 +7,7 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
-from meshwright.serving.requests import MOST_LOGPROBS, Sampling
+from meshwright.serving.requests import MOST_FAVOURS, MOST_LOGPROBS, Sampling
 from meshwright.serving.server.asking.fields import Fields
 from meshwright.serving.server.asking.prompts import Prompt, read_messages, read_prompts
 from meshwright.serving.server.messages import Ready
@@ -16,6 +16,8 @@ from meshwright.serving.server.settings import ServerSettings
 
 _MOST_STOPS, _LONGEST_STOP = 16, 256
 _SEED_BITS = 63
+_REPETITION = 0.01, 100.0
+_STRONGEST = 100  # of `logit_bias`
 #: What changes nothing of the answer, or is only told to whoever runs the server.
 _WITHOUT_EFFECT = frozenset(
     [
@@ -37,17 +39,12 @@ _NOT_DONE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "audio": (),
         "best_of": (1,),
-        "frequency_penalty": (0,),
         "function_call": ("none", "auto"),
         "functions": ([],),
         "length_penalty": (1,),
-        "logit_bias": ({},),
-        "min_p": (0,),
         "modalities": (["text"],),
         "parallel_tool_calls": (True, False),
-        "presence_penalty": (0,),
         "prompt_logprobs": (),
-        "repetition_penalty": (1,),
         "response_format": ({"type": "text"},),
         "suffix": ("",),
         "tool_choice": ("none", "auto"),
@@ -179,6 +176,11 @@ def _read(
             "seed": seed,
             "stop_token_ids": () if tokens is None else fields.tokens("stop_token_ids", tokens, engine.vocab),
             "ignore_eos": fields.flag("ignore_eos"),
+            "min_p": fields.number("min_p", 0.0, 0.0, 1.0),
+            "presence_penalty": fields.number("presence_penalty", 0.0, -2.0, 2.0),
+            "frequency_penalty": fields.number("frequency_penalty", 0.0, -2.0, 2.0),
+            "repetition_penalty": fields.number("repetition_penalty", 1.0, *_REPETITION),
+            "logit_bias": _favours(fields, engine.vocab),
         },
         stop=_stop(fields),
         include_stop=fields.flag("include_stop_str_in_output"),
@@ -208,6 +210,19 @@ def _stop(fields: Fields) -> tuple[str, ...]:
         if not 0 < len(fields.checked_text("stop", string)) <= _LONGEST_STOP:
             raise fields.wrong("stop", f"texts of 1 to {_LONGEST_STOP} characters")
     return tuple(strings)
+
+
+def _favours(fields: Fields, vocab: int) -> tuple[tuple[int, float], ...]:
+    """The field `logit_bias`: an object whose names are numbers of tokens."""
+    given = fields.table("logit_bias")
+    if len(given.left()) > MOST_FAVOURS:
+        raise fields.wrong("logit_bias", f"at most {MOST_FAVOURS} tokens")
+    favours = []
+    for name in given.left():
+        if not (name.isascii() and name.isdigit() and int(name) < vocab):
+            raise fields.wrong("logit_bias", f"an object whose names are tokens between 0 and {vocab - 1}")
+        favours.append((int(name), given.number(name, 0.0, -_STRONGEST, _STRONGEST)))
+    return tuple(dict(favours).items())
 
 
 def _refuse_others(fields: Fields) -> None:
