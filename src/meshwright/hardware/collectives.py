@@ -6,10 +6,11 @@ t = 0.78 · min(w, o):
 
     ring          gather, scatter: (n-1)/n · B / min(w, o)     all-reduce: twice that      n-1 or 2(n-1) hops
     tree          gather, scatter: (n-1)/n · B / t             all-reduce: 2 B / t         log2 h, 2 log2 h hops
-    hierarchical  inside on B and across on B / m, in turn (all-reduce: scatter inside, reduce across, gather inside)
+    hierarchical  all-reduce only: scatter inside on B, reduce across on B / m, gather inside on B
     all-to-all    the slower of (m-1)/n² · B / w inside and (n-m)/n² · B / (o/m) across
     permute       B / the slowest wire between neighbours
 
+NCCL gathers and scatters by rings alone, or by a tree where each domain has one device of the group.
 `ring_ways`, `tree_ways`, `hierarchical_ways`, `exchange_ways` and `permute_ways` implement these lines; the time is the
 least of them. Where a link was measured (`Link.timings`), the measurement is the only way.
 """
@@ -44,11 +45,8 @@ def ways(group: Group, intra: Link, inter: Link, kind: str) -> tuple[Way, ...]:
         return prune(exchange_ways(group, intra, inter))
     if kind == "permute":
         return prune(permute_ways(group, intra, inter))
-    candidates = [*_buffer_ways(group, intra, inter, kind)]
-    if kind != "all_reduce":
-        # An all-reduce of the buffer, padded with zeros or cut afterwards, does the same.
-        candidates += _buffer_ways(group, intra, inter, "all_reduce")
-    return prune(candidates)
+    across = hierarchical_ways(group, intra, inter) if kind == "all_reduce" else []
+    return prune([*_flat(group, intra, inter, kind), *across])
 
 
 def least_s(ways: Sequence[Way], num_bytes: Numeric) -> Numeric:
@@ -99,15 +97,13 @@ def tree_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
     return [_tree(group, intra, inter, kind, a, b) for a, b in _protocols(group, intra, inter, kind)]
 
 
-def hierarchical_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
-    """Inside each domain and across domains in turn, so that only 1/m of the buffer goes across."""
+def hierarchical_ways(group: Group, intra: Link, inter: Link) -> list[Way]:
+    """An all-reduce inside each domain and across domains in turn, so that only 1/m of the buffer goes across."""
     if group.num_domains == 1 or group.inner.size == 1:
         return []
     inside, across = _split(group)
-    passes = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
-    best_inside = [_sum(way, len(passes)) for way in _flat(inside, intra, inter, passes[0])]
-    outer_ways = _flat if kind == "all_reduce" else ring_ways
-    best_across = [(alpha, beta / group.inner.size) for alpha, beta in outer_ways(across, intra, inter, kind)]
+    best_inside = [_sum(way, 2) for way in _flat(inside, intra, inter, "reduce_scatter")]  # and gathered again
+    best_across = [(alpha, beta / group.inner.size) for alpha, beta in _flat(across, intra, inter, "all_reduce")]
     return [(a + c, b + d) for a, b in best_inside for c, d in best_across]
 
 
@@ -138,10 +134,6 @@ def permute_ways(group: Group, intra: Link, inter: Link) -> list[Way]:
             hop_s, rate = far.hop_s, group.device_bandwidth * far.efficiency
         ways.append((_base_s(group, near, far) + hop_s, 1 / rate))
     return ways
-
-
-def _buffer_ways(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
-    return [*_flat(group, intra, inter, kind), *hierarchical_ways(group, intra, inter, kind)]
 
 
 def _flat(group: Group, intra: Link, inter: Link, kind: str) -> list[Way]:
