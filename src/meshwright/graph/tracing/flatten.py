@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -107,7 +108,13 @@ def _type(aval: Any) -> TensorType:
     dtype = getattr(aval, "dtype", None)
     if dtype is None:  # tokens and the like hold no data
         return TensorType((), "token", 0)
-    return TensorType(tuple(int(d) for d in aval.shape), str(dtype), jax_compat.itemsize(dtype))
+    return _of(aval.shape, dtype)
+
+
+@lru_cache(maxsize=2**14)
+def _of(shape: tuple[Any, ...], dtype: Any) -> TensorType:
+    """A type, which thousands of values share: the name of a dtype takes NumPy a while."""
+    return TensorType(tuple(int(d) for d in shape), str(dtype), jax_compat.itemsize(dtype))
 
 
 class Flat:

@@ -19,6 +19,7 @@ from meshwright.graph.tracing.flatten import signature_of
 from meshwright.program.program import Operation
 from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.base import REDUCING
+from meshwright.rules.elementwise import elementwise
 from meshwright.rules.registry import builtin_rules
 from meshwright.runtime.microbatches.part_bits import can_draw_parts
 from meshwright.runtime.program.kernels import PALLAS, pallas_params
@@ -176,7 +177,8 @@ def is_half(dtype: Any) -> bool:
 
 def is_expensive(unit: Operation) -> bool:
     """Whether an operation runs on the matrix unit, or has a program as a parameter."""
-    return unit.name not in builtin_rules() or _nest(unit).flops > 0
+    rule = builtin_rules().get(unit.name)
+    return rule is None or (rule is not elementwise and _nest(unit).flops > 0)  # the nests of thousands take a while
 
 
 def _nest(unit: Operation) -> LoopNest:

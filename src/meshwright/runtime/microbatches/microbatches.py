@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import tree_leaves
 
+from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.tracing.call import Call, call_abstractly
 from meshwright.hardware import Cluster
@@ -25,7 +26,7 @@ from meshwright.runtime.microbatches.batch_parts import ALIKE, WHOLE, Analysis, 
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, is_expensive, is_half
 from meshwright.runtime.microbatches.part_program import Key, PartProgram
 
-__all__ = ["CannotCut", "CutStep", "accumulated"]
+__all__ = ["CannotCut", "CutStep", "accumulated", "cut_step"]
 
 _COMBINE: dict[str, Callable[..., Any]] = {
     "max": lax.reduce_max,
@@ -61,15 +62,9 @@ def accumulated(
         ShardingError: The batch does not divide into so many parts.
         CannotCut: The numbers would change.
     """
-    size = _batch_size(args, batch, count)
+    _batch_size(args, batch, count)  # whose errors come first
     whole = call_abstractly(function, args, cluster) if call is None else call
-    is_batch = [i in batch for i, arg in enumerate(args) for _ in tree_leaves(arg)]
-    pairs = zip(is_batch, whole.arguments.positions, strict=True)
-    examples = [given for given, position in pairs if position is not None]
-    try:
-        step = CutStep(whole, examples, Cut(count, size // count))
-    except CannotCut:  # examples may come in groups, which parts of neighbours keep together
-        step = CutStep(whole, examples, Cut(count, 1))
+    step = cut_step(whole, args, batch, count)
 
     def cut(*args: Any) -> Any:
         if any(isinstance(x, jax.core.Tracer) for x in whole.arguments.rest(args)):
@@ -77,6 +72,18 @@ def accumulated(
         return whole.results.fill(step.run(whole.arguments.pick(args)))
 
     return cut
+
+
+def cut_step(whole: Call, args: tuple[Any, ...], batch: Sequence[int], count: int) -> "CutStep":
+    """A traced step with its batch cut into parts; arguments and errors as of `accumulated`."""
+    size = _batch_size(args, batch, count)
+    is_batch = [i in batch for i, arg in enumerate(args) for _ in tree_leaves(arg)]
+    pairs = zip(is_batch, whole.arguments.positions, strict=True)
+    examples = [given for given, position in pairs if position is not None]
+    try:
+        return CutStep(whole, examples, Cut(count, size // count))
+    except CannotCut:  # examples may come in groups, which parts of neighbours keep together
+        return CutStep(whole, examples, Cut(count, 1))
 
 
 def _batch_size(args: Sequence[Any], batch: Sequence[int], count: int) -> int:
@@ -113,6 +120,7 @@ class CutStep:
         shared, sliced: The values that it is given: alike for all parts, and cut.
         before, after: Operations that run once, before and after the parts.
         contributions, stacked: The values that the parts compute for those after them: to be combined, or joined.
+        jaxpr: What `run` computes, as JAX sees it.
     """
 
     def __init__(self, whole: Call, examples: Sequence[bool], cut: Cut, program: Program | None = None):
@@ -124,7 +132,7 @@ class CutStep:
         self.analysis = analyse(self.program, self.inputs, cut)
         self._sort_units()
         self._sort_parts()
-        jax.eval_shape(self.run, whole.types)  # checks that every operation runs on parts before the step runs
+        self.jaxpr = jax_compat.trace(self.run, [whole.types])  # checks that every operation runs on parts, too
 
     def _sort_units(self) -> None:
         """Finds the units that run after all parts, and the values they need."""

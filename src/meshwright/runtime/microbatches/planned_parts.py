@@ -5,12 +5,16 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from meshwright.graph import Traced, trace
+from meshwright.graph import Traced
+from meshwright.graph.tracing.batched_conditions import with_single_conditions
 from meshwright.graph.tracing.call import Call, call_abstractly
+from meshwright.graph.tracing.counted_indices import pair_counted_indices
+from meshwright.graph.tracing.garbage import collector_paused
+from meshwright.graph.tracing.planned_devices import traced_for
 from meshwright.graph.tracing.trace import of_call
 from meshwright.hardware import Cluster
 from meshwright.plans.plan import PlanData
-from meshwright.runtime.microbatches.microbatches import accumulated
+from meshwright.runtime.microbatches.microbatches import accumulated, cut_step
 from meshwright.runtime.recomputation.policies import AS_WRITTEN
 from meshwright.runtime.recomputation.recomputed import recomputed
 
@@ -27,13 +31,15 @@ def cut_traced(traced: Traced, batch: Sequence[int], count: int) -> Traced:
         ShardingError: The batch does not divide into so many parts.
         CannotCut: The numbers would change.
     """
-    args = traced.call.arguments.fill(traced.call.types)
-    function = accumulated(traced.function, args, batch, count, traced.cluster, traced.call)
-    parts = trace(wraps(traced.function)(function), *args, cluster=traced.cluster)
-    whole = traced.graph
+    call, whole = traced.call, traced.graph
+    with collector_paused():
+        with traced_for(traced.cluster):
+            step = cut_step(call, call.arguments.fill(call.types), batch, count)
+        jaxpr = pair_counted_indices(with_single_conditions(step.jaxpr))  # as in every traced call
+        parts = of_call(replace(call, jaxpr=jaxpr), traced.function, traced.cluster)
     graph = replace(parts.graph, donated=whole.donated, state=whole.state)
     graph = replace(graph, microbatches=count, batch_argnums=tuple(batch), recompute=whole.recompute)
-    return replace(parts, graph=graph, function=traced.function)
+    return replace(parts, graph=graph)
 
 
 def traced_as_planned(plan: PlanData, traced: Traced) -> Traced:
@@ -56,7 +62,8 @@ def recomputing(traced: Traced, word: str) -> Traced:
     """
     if word == AS_WRITTEN:
         return traced
-    new, whole = of_call(recomputed(traced.call, word), traced.function, traced.cluster), traced.graph
+    with collector_paused():
+        new, whole = of_call(recomputed(traced.call, word), traced.function, traced.cluster), traced.graph
     graph = replace(new.graph, donated=whole.donated, state=whole.state, recompute=word)
     return replace(new, graph=graph)
 

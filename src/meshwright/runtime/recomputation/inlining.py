@@ -16,7 +16,8 @@ from meshwright.program.program import Operation, Program
 def without_checkpoints(program: Program) -> Program:
     """The program with its checkpoints inlined and their work merged with equal work done before."""
     whole = copied(program)
-    whole.operations[:] = _Merging(whole).operations(program.operations)
+    if any(operation.is_checkpoint for operation in program.operations):
+        whole.operations[:] = _Merging(whole).operations(program.operations)
     return whole
 
 
@@ -89,14 +90,14 @@ class _Merging:
             return None
         params = tuple(sorted((name, _hashable(value)) for name, value in equation.params.items()))
         key = (operation.name, params, tuple(map(self._operand, operation.inputs)))
-        return key + tuple(str(v.aval) for v in equation.outvars)
+        return key + tuple(v.aval for v in equation.outvars)
 
     def _operand(self, value: int) -> Hashable:
         """A value, or the number that it is known to be."""
         constant = self.program.constants.get(value)
         if constant is None or not jax_compat.is_literal(constant, self.program.types[value]):
             return self.equal.get(value, value) if constant is None else ("array", id(constant))
-        return "number", str(self.program.types[value].dtype), repr(constant)
+        return "number", self.program.types[value].dtype, np.asarray(constant).tobytes()
 
 
 def _hashable(value: Any) -> Hashable:

@@ -72,8 +72,8 @@ def layers_of(program: Program) -> Layers:
     ahead, kind = np.flatnonzero(forward), list[int]()
     operations = [program.operations[number] for number in ahead]
     heavy = np.array([is_heavy(operation) for operation in operations], bool)
-    tokens: dict[tuple[str, tuple[str, ...]], int] = {}
-    names = [(one.name, tuple(str(v.aval) for v in one.equation.outvars)) for one in operations]
+    tokens: dict[tuple[str, tuple[object, ...]], int] = {}
+    names = [(one.name, tuple(v.aval for v in one.equation.outvars)) for one in operations]
     runs = find_runs([tokens.setdefault(name, len(tokens)) for name in names])
     crossing = _crossing(program, operations)
     for number, run in enumerate(run for run in runs if heavy[run.start : run.start + run.period].any()):
