@@ -173,10 +173,9 @@ class Formulation:
         """The strategies of a class that some restrictions allow all its members."""
         table = self.tables[which]
         keep = np.ones(len(self.costs[which]), bool)
-        for member in self.folded.members[which]:
-            argument = self.grouping.groups[member].argument
-            allowed = None if argument is None else to.allowed.get(argument)
-            if allowed is not None and table.codes:
+        arguments = (self.grouping.groups[member].argument for member in self.folded.members[which])
+        for allowed in {to.allowed[one] for one in arguments if one is not None and one in to.allowed}:
+            if table.codes:
                 keep &= np.isin(table.codes[0], sorted(allowed))
         leader = self.grouping.groups[self.folded.members[which][0]].leader
         if leader is None or table.candidates is None:

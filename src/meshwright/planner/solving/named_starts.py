@@ -35,7 +35,8 @@ def restricted(method: Method, problem: MeshProblem, graph: Graph, roles: Roles)
 def with_starts(states: Sequence[ViewState], named: Restricted, budget: Budget) -> list[ViewState]:
     """Views, each with a choice of a named method that fits, where it is cheaper than all that fit before.
 
-    On its own view a method is solved as it would be alone; then on the others, up to the first choice that fits.
+    A method is solved on its own view, as it would be alone: other views start from what is found there. Where its own
+    view is not among them it is solved on each, up to the first choice that fits.
 
     Args:
         states: Views that were solved without memory.
@@ -45,10 +46,10 @@ def with_starts(states: Sequence[ViewState], named: Restricted, budget: Budget) 
     found = list(states)
     best = min((state.cost for state in states if state.fits), default=np.inf)
     open_views = [number for number, state in enumerate(states) if not _is_settled(state)]
-    pairs = [(method, number) for method in NAMED for number in open_views]
-    for method, number in sorted(pairs, key=lambda pair: not _is_own(pair[0], found[pair[1]])):
+    rows = [(method, [n for n, state in enumerate(states) if _is_own(method, state)]) for method in NAMED]
+    pairs = [(method, n, bool(own)) for method, own in rows for n in open_views if not own or n in own]
+    for method, number, is_own in sorted(pairs, key=lambda pair: not pair[2]):
         state, started = found[number], budget.now
-        is_own = _is_own(method, state)
         problem = named(method, state.formulation) if is_own or not budget.is_over else None
         if problem is None:
             continue
