@@ -179,9 +179,9 @@ def _decided(
     if isinstance(where, Cluster):
         return with_step(_plan(traced, where, method, say, budget))
 
-    def solve(traced: Traced, method: Method) -> PlanData:
+    def solve(traced: Traced, method: Method, limited: bool = True) -> PlanData:
         own = where if mesh is not None else method.meshes(where[0].cluster) if where[0].cluster else where
-        return _plan(traced, _divided(traced, own, mesh, method), method, say, budget.of_another_program())
+        return _plan(traced, _divided(traced, own, mesh, method), method, say, budget.of_another_program(), limited)
 
     with planned(mesh):  # a step that is cut is traced again
         try:
@@ -223,7 +223,9 @@ def _divided(
 
 
 @heap_frozen()
-def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress, budget: Budget) -> PlanData:
+def _plan(
+    traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress, budget: Budget, limited: bool = True
+) -> PlanData:
     if isinstance(where, Cluster):
         return _staged(traced, where, method, say, budget)
     factors = known_efficiencies(where[0].chip)
@@ -238,7 +240,8 @@ def _plan(traced: Traced, where: Cluster | list[Mesh], method: Method, say: Prog
 
         found = MeasuredSearch(traced, where, method, say, known).plan()
     else:
-        found = best_plan(*program_task(traced, where, method, known), say, budget)
+        task, views = program_task(traced, where, method, known)
+        found = best_plan(task, views, say, budget) if limited else task.unlimited().plan(views, say, budget)
     return replace(found, provenance={**found.provenance, "calibration": _told(factors)}) if factors else found
 
 

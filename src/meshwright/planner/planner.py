@@ -114,6 +114,13 @@ class Task:
         self.folding = folding
         self.folded = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic, folding)
         self._problems: dict[Mesh, MeshProblem] = {}
+        self._is_limited = True
+
+    def unlimited(self) -> "Task":
+        """The same with as much memory as it takes."""
+        task = copy(self)
+        task._is_limited = False
+        return task
 
     def by(self, method: Method) -> "Task":
         """The same function, to be planned by another method: all that does not depend on it is shared."""
@@ -135,7 +142,7 @@ class Task:
 
     def limit(self, mesh: Mesh) -> float | None:
         """Bytes that the plan may use on each device."""
-        if mesh.memory_bytes is None:
+        if mesh.memory_bytes is None or not self._is_limited:
             return None
         return mesh.memory_bytes * (1.0 if mesh.is_abstract else self.method.memory_fraction) / self._bytes_factor
 

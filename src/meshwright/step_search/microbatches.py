@@ -21,9 +21,10 @@ from meshwright.planner.planner import Progress, least_live_bytes
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.cut_operations import CannotCut
 from meshwright.runtime.microbatches.planned_parts import cut_traced
-from meshwright.step_search.ranking import simplest, with_step
+from meshwright.step_search.ranking import NEARLY, simplest, with_step
 
-Solve = Callable[[Traced, Method], PlanData]
+Solve = Callable[..., PlanData]  # of a traced step, by a method; and whether under the memory limit, by default so
+Cut = Callable[[Traced, Sequence[int], int], Traced]
 log = logging.getLogger("meshwright")
 
 _BINDS = 1.02  # times the cost without a memory limit: from here more microbatches may leave room for a quicker split
@@ -38,6 +39,7 @@ def decided(
     meshes: Sequence[Mesh],
     solve: Solve,
     say: Progress,
+    cut: Cut = cut_traced,
 ) -> PlanData:
     """The plan of a step as one program, with as many microbatches as its method says or as are best.
 
@@ -48,6 +50,7 @@ def decided(
         meshes: The views that it tries.
         solve: Makes the plan of a traced step by a method.
         say: Called with each stage.
+        cut: Cuts a traced step's batch into parts.
 
     Raises:
         DoesNotFit: No plan fits, with any number of microbatches.
@@ -57,15 +60,15 @@ def decided(
     if (
         method.microbatches == AUTO and isinstance(method, Auto) and method.profile
     ):  # measured once, not for each number
-        modelled = _Search(traced, positions, replace(method, profile=False), meshes, solve, say).best()
+        modelled = _Search(traced, positions, replace(method, profile=False), meshes, solve, say, cut).best()
         method = replace(method, microbatches=modelled.microbatches)
     elif method.microbatches == AUTO:
-        return _Search(traced, positions, method, meshes, solve, say).best()
+        return _Search(traced, positions, method, meshes, solve, say, cut).best()
     assert isinstance(method.microbatches, int)
     if method.microbatches == 1:
         return solve(traced, method)
     try:
-        return solve(cut_traced(traced, positions, method.microbatches), method)
+        return solve(cut(traced, positions, method.microbatches), method)
     except CannotCut as reason:
         remark = (
             f"runs its batch whole instead of in {method.microbatches} microbatches, which could change its numbers"
@@ -119,6 +122,7 @@ class _Search:
     meshes: Sequence[Mesh]
     solve: Solve
     say: Progress
+    cut: Cut
 
     def best(self) -> PlanData:
         """The plan with the best number of microbatches."""
@@ -163,10 +167,12 @@ class _Search:
         if count == 1:
             return self.solve(self.traced, self.method)
         self.say(f"cutting the batch into {count} microbatches")
-        return self.solve(cut_traced(self.traced, self.positions, count), self.method)
+        return self.solve(self.cut(self.traced, self.positions, count), self.method)
 
     def _is_held(self, plan: PlanData) -> bool:
         """Whether a plan is slower for want of memory, so that one with more microbatches may be quicker."""
+        if plan.cost.waiting <= NEARLY * plan.step_s and _repeats_nothing(plan):
+            return False  # devices compute all the time, and nothing that another computes
         rounds = [each for view in plan.considered for each in view.rounds if not each.num_held and each.progress]
         free = [cost for each in rounds if (cost := each.progress[-1].cost) is not None]
         limit = plan.memory.limit_bytes
@@ -193,6 +199,14 @@ class _Search:
 def divisors(size: int) -> list[int]:
     """The numbers that divide a size, in order; 1 for none."""
     return [n for n in range(1, size + 1) if size % n == 0] or [1]
+
+
+def _repeats_nothing(plan: PlanData) -> bool:
+    """Whether nearly all FLOPs of products are split over all devices."""
+    loads = [op.load for op in plan.ops if op.load is not None]
+    done = sum(load.flops * load.trips * plan.mesh.num_devices for load in loads)
+    needed = sum(load.flops * load.trips * (load.num_parts or plan.mesh.num_devices) for load in loads)
+    return done <= (1 + NEARLY) * needed
 
 
 def _following(counts: Sequence[int], least: int) -> int:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwright.errors import DoesNotFit
 from meshwright.parallelism.words import recomputed_words
 from meshwright.plans.plan import PlanData
 from meshwright.step_search.keeping import Keeping, Kept
@@ -46,6 +45,7 @@ class Promises:
         self.tried: dict[tuple[int, str], Kept] = {}
         self.room = {count: limit - self._rest(count) for count in counts}  # for what layers keep
         self.each_s = 0.0  # what a microbatch more takes
+        self.late_s = dict.fromkeys(counts, 0.0)  # by which plans took longer than was expected
         self.quickest = float("inf")
         if whole is not None and whole.microbatches > 1:
             self._learn(whole)
@@ -57,18 +57,17 @@ class Promises:
         best = min(promises, default=None, key=lambda one: (one.step_s, one.num_parts))
         return best if best is not None and best.step_s < (1 - _GAIN) * self.quickest else None
 
-    def too_large(self, promise: Promise, error: DoesNotFit) -> None:
-        """A promise does not fit."""
-        self.tried[promise.num_parts, promise.kept.policy] = promise.kept
-        self.room[promise.num_parts] = promise.kept.num_bytes / promise.num_parts - (
-            error.needed_bytes - error.limit_bytes
-        )
-
-    def fits(self, promise: Promise, plan: PlanData) -> None:
-        """A promise fits, and may leave room."""
-        self.tried[promise.num_parts, promise.kept.policy] = promise.kept
-        self.room[promise.num_parts] = promise.kept.num_bytes / promise.num_parts + self.limit - plan.memory.peak_bytes
-        self.quickest = min(self.quickest, plan.step_s)
+    def learn(self, promise: Promise, peak_bytes: float, step_s: float | None = None) -> bool:
+        """Corrects what is expected by what a promise takes, and its time where it is known; whether it fits."""
+        count, kept = promise.num_parts, promise.kept
+        self.tried[count, kept.policy] = kept
+        self.room[count] = kept.num_bytes / count + self.limit - peak_bytes
+        if step_s is not None:
+            self.late_s[count] += step_s - promise.step_s
+        if peak_bytes > self.limit:
+            return False
+        self.quickest = min(self.quickest, promise.step_s if step_s is None else step_s)
+        return True
 
     def _learn(self, whole: PlanData) -> None:
         """What a plan without recomputation takes that fits."""
@@ -98,7 +97,7 @@ class Promises:
         kept = self.keeping.within(room)
         if kept is None:
             return None
-        step_s = self.reference.step_s + (count - 1) * self.each_s
+        step_s = self.reference.step_s + (count - 1) * self.each_s + self.late_s[count]
         simple = [one for one in self.keeping.uniform if one.num_bytes <= room]
         simple = [one for one in simple if one.seconds - kept.seconds <= _SIMPLER * step_s]
         kept = min(simple, key=lambda one: one.seconds, default=kept)

@@ -11,15 +11,16 @@ fraction of the time, and the policy that is best by it is searched with.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from math import inf
 from typing import NamedTuple
 
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
 from meshwright.graph.phases import BACKWARD, PHASES
 from meshwright.hardware import Mesh
-from meshwright.planner.budget import Budget
 from meshwright.planner.methods import AUTO, Auto, Method, Zero
-from meshwright.planner.planner import Progress, program_task
+from meshwright.planner.planner import Progress
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.cut_operations import CannotCut
 from meshwright.runtime.microbatches.planned_parts import cut_traced, recomputing
@@ -28,11 +29,11 @@ from meshwright.runtime.recomputation.recomputed import regions_of
 from meshwright.step_search import microbatches
 from meshwright.step_search.keeping import Keeping
 from meshwright.step_search.layer_kinds import Figures, LayerKind
-from meshwright.step_search.promises import Promises
+from meshwright.step_search.promises import Promise, Promises
 from meshwright.step_search.ranking import simplest, with_step
 
-_ENDLESS_BYTES = 2**60
 _MOST_PLANS = 6  # by which promises are corrected
+_MOST_CUT = 4  # steps in microbatches that are kept, since another method may plan them, too
 
 
 def decided(
@@ -58,11 +59,20 @@ def decided(
         ShardingError: The batch does not divide into as many parts as the method says.
     """
 
+    changed = cache(partial(recomputing, traced))
+
+    @lru_cache(maxsize=_MOST_CUT)
+    def cut_as(policy: str, positions: tuple[int, ...], count: int) -> Traced:
+        return cut_traced(changed(policy), positions, count)
+
+    def cut(traced: Traced, positions: Sequence[int], count: int) -> Traced:
+        return cut_as(traced.graph.recompute, tuple(positions), count)
+
     def planned(policy: str, by: Method = method) -> PlanData:
-        return with_step(microbatches.decided(recomputing(traced, policy), batch, by, meshes, solve, say))
+        return with_step(microbatches.decided(changed(policy), batch, by, meshes, solve, say, cut))
 
     if method.recompute != AUTO:
-        _check_share(method.recompute, recomputing(traced, method.recompute))
+        _check_share(method.recompute, changed(method.recompute))
         return planned(method.recompute)
     has_backward = bool((traced.graph.columns.phase == PHASES.index(BACKWARD)).any())
     if not has_backward or (isinstance(method, Auto) and method.profile):
@@ -74,7 +84,12 @@ def decided(
     if meshes[0].cluster is None:
         return _first_that_fits((least, SELECTIVE, AS_WRITTEN if has_checkpoints else FULL), planned)
     positions = microbatches.batch_argnums(traced) if batch is None else batch
-    search = _Search(traced, positions, least, has_checkpoints, meshes, planned, say)
+
+    def unlimited(policy: str, by: Method, count: int) -> PlanData:
+        parts = changed(policy) if count == 1 else cut_as(policy, tuple(positions), count)
+        return with_step(solve(parts, by, limited=False))
+
+    search = _Search(traced, positions, least, has_checkpoints, meshes, planned, unlimited, say)
     if not microbatches.is_free(method) or meshes[0].num_devices == 1:
         return search.best(method).plan
     fsdp = Zero(3, memory_fraction=method.memory_fraction, seconds=method.seconds, microbatches=method.microbatches)
@@ -134,6 +149,7 @@ class _Search:
         has_checkpoints: Whether the step has its own, which are one more policy.
         meshes: The views that the search tries.
         planned: Makes a plan with a policy by a method.
+        unlimited: The same in some microbatches, with as much memory as it takes.
         say: Called with each stage.
     """
 
@@ -143,6 +159,7 @@ class _Search:
     has_checkpoints: bool
     meshes: Sequence[Mesh]
     planned: Callable[[str, Method], PlanData]
+    unlimited: Callable[[str, Method, int], PlanData]
     say: Progress
 
     def best(self, method: Method) -> _Best:
@@ -171,7 +188,7 @@ class _Search:
         assert limit is not None, "a plan in microbatches that were not asked for has a limit"
         promises = self._promises(method, whole, limit)
         if promises is not None:
-            self._look_into(promises, method, added, misfits)
+            plans += self._looked_into(promises, method)
         if self.has_checkpoints:
             added(AS_WRITTEN, method)
         if not plans:
@@ -190,18 +207,11 @@ class _Search:
             whole: A plan without recomputation that fits; None where none does.
             limit: Bytes that a plan may take.
         """
-        traced = recomputing(self.traced, NONE)
-        regions = regions_of(traced.call.program)
+        reference = self.unlimited(NONE, method, 1)
+        assert reference.origin is not None
+        regions = regions_of(reference.origin.call.program)
         if not regions:
             return None
-        cluster = self.meshes[0].cluster
-        assert cluster is not None
-        endless = replace(cluster, chip=replace(cluster.chip, memory_bytes=_ENDLESS_BYTES))
-        views = [replace(mesh, cluster=endless) for mesh in self.meshes]
-        if not isinstance(method, Auto):
-            views = method.divided(traced.graph, method.meshes(endless))
-        task, views = program_task(traced, views, method)
-        reference = with_step(task.plan(views, lambda _: None, Budget(method.seconds)))
         figures = Figures(reference)
         keeping = Keeping([LayerKind(one, n, figures) for one in regions for n in range(one.layers.num_kinds)])
         if isinstance(method.microbatches, int):
@@ -220,21 +230,32 @@ class _Search:
             return False
         return True
 
-    def _look_into(
-        self,
-        promises: Promises,
-        method: Method,
-        added: Callable[[str, Method], PlanData | None],
-        misfits: list[DoesNotFit],
-    ) -> None:
-        """Plans what is promised, the quickest first."""
+    def _looked_into(self, promises: Promises, method: Method) -> list[PlanData]:
+        """Plans of what is promised that fit, the quickest promise first."""
+        plans: list[PlanData] = []
         for _ in range(_MOST_PLANS):
             promise = promises.next()
             if promise is None:
-                return
+                break
             self.say(f"{method.name} in {promise.num_parts} microbatches, recomputation {promise.kept.policy:.40}")
-            plan = added(promise.kept.policy, replace(method, microbatches=promise.num_parts))
-            if plan is None:
-                promises.too_large(promise, misfits[-1])
-            else:
-                promises.fits(promise, plan)
+            try:
+                plan = self._kept(promise, method)
+            except DoesNotFit as error:
+                promises.learn(promise, error.needed_bytes)
+                continue
+            except ShardingError:  # so small a part of the batch does not divide among the devices
+                promises.learn(promise, inf)
+                continue
+            if promises.learn(promise, plan.memory.peak_bytes, plan.step_s):
+                plans.append(replace(plan, memory=replace(plan.memory, limit_bytes=round(promises.limit))))
+        return plans
+
+    def _kept(self, promise: Promise, method: Method) -> PlanData:
+        """The plan that keeps a promise; of a method that fixes most splits, without a memory limit.
+
+        Under one such a method's other splits are bent, into plans that fit and are far slower than another policy's.
+        """
+        policy, count = promise.kept.policy, promise.num_parts
+        if isinstance(method, Auto) and self.meshes[0].num_devices > 1:
+            return self.planned(policy, replace(method, microbatches=count))
+        return self.unlimited(policy, method, count)
