@@ -37,7 +37,8 @@ class Writer:
             tokens = [token for piece in own for token in piece.tokens]
             end = {"finish_reason": own[-1].finish_reason if own else "length"}
             if self._ask.is_chat:
-                said = {"role": "assistant", "content": text, "refusal": None}
+                thought = "".join(piece.thought for piece in own)
+                said = {"role": "assistant", "content": text, "refusal": None, **_thought(thought)}
                 answers.append({"index": number, "message": said, "logprobs": self._logprobs(number, tokens), **end})
             else:
                 text = self._echo_of(number) + text
@@ -55,7 +56,8 @@ class Writer:
 
     def event(self, piece: Piece) -> str:
         """The event of a piece."""
-        more = {"delta": {"content": piece.text} if piece.text else {}} if self._ask.is_chat else {"text": piece.text}
+        delta = ({"content": piece.text} if piece.text else {}) | _thought(piece.thought)
+        more = {"delta": delta} if self._ask.is_chat else {"text": piece.text}
         return self._event(piece.choice, more, piece.finish_reason, self._logprobs(piece.choice, piece.tokens))
 
     def closing(self, usage: Mapping[str, object]) -> list[str]:
@@ -112,6 +114,11 @@ class Writer:
             return content.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def _thought(text: str) -> dict[str, str]:
+    """Thoughts, where there are any, under the name that vLLM and others give them."""
+    return {"reasoning_content": text} if text else {}
 
 
 def data_event(content: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from time import monotonic
 from meshwright.hf.tokenizer import Tokenizer
 from meshwright.serving.requests import EngineStopped, Token
 from meshwright.serving.server.asking import Ask
+from meshwright.serving.server.channels import Channels
 from meshwright.serving.server.messages import News, Ready
 from meshwright.serving.server.metrics import Metrics
 from meshwright.serving.server.process import Ticket, Worker
@@ -22,12 +23,14 @@ class Piece:
     Attributes:
         choice: Which one.
         text: More text; often empty while a character or a stop string may be on its way.
+        thought: More of what the model thinks before it answers, where it says so.
         tokens: The tokens since the last piece of the choice, for their probabilities.
         finish_reason: Why it ended, if it did: "stop" or "length".
     """
 
     choice: int
     text: str
+    thought: str
     tokens: tuple[Token, ...]
     finish_reason: str | None
 
@@ -37,7 +40,7 @@ class _Choice:
     """One answer, with what turns its tokens into text."""
 
     ask: Ask
-    detokenizer: Detokenizer
+    detokenizer: Detokenizer | Channels
     stops: StopStrings
     began_s: float
     ticket: Ticket | None = None
@@ -47,23 +50,31 @@ class _Choice:
     finish_reason: str | None = None
     tokens: list[Token] = field(default_factory=list)
 
-    def feed(self, news: News) -> str:
-        """The text that some news bring; they end it where a stop string is met."""
-        parts = []
+    def feed(self, news: News) -> tuple[str, str]:
+        """The text and the thoughts that some news bring; they end it where a stop string is met."""
+        parts, thoughts = [], []
         for token in news.tokens:
             self.num_tokens += 1
             self.tokens.append(token)
-            part = self.detokenizer.feed(token.id)
+            part, thought = _both(self.detokenizer.feed(token.id))
+            thoughts.append(thought)
             if self.num_tokens > self.ask.sampling["min_tokens"]:
                 part = self.stops.feed(part)
             parts.append(part)
             if self.stops.matched is not None:
                 self.finish_reason = "stop"
-                return "".join(parts)
+                return "".join(parts), "".join(thoughts)
         if news.finish_reason is not None:
-            parts += self.stops.feed(self.detokenizer.flush()), self.stops.flush()
+            part, thought = _both(self.detokenizer.flush())
+            parts += self.stops.feed(part), self.stops.flush()
+            thoughts.append(thought)
             self.finish_reason = "stop" if self.stops.matched is not None else news.finish_reason
-        return "".join(parts)
+        return "".join(parts), "".join(thoughts)
+
+
+def _both(made: str | tuple[str, str]) -> tuple[str, str]:
+    """Text and thoughts; where there are no channels all is text."""
+    return (made, "") if isinstance(made, str) else made
 
 
 class Generation:
@@ -78,8 +89,14 @@ class Generation:
     ):
         self.ask, self.prompts = ask, tuple(prompts)
         self._metrics, self._news = metrics, asyncio.Queue[tuple[int, News]]()
+        in_channels = ask.is_chat and not ask.special and Channels.known_to(tokenizer)
         self._choices = [
-            _Choice(ask, Detokenizer(tokenizer, prompt, ask.special), StopStrings(ask.stop, ask.include_stop), began_s)
+            _Choice(
+                ask,
+                Channels(tokenizer, prompt) if in_channels else Detokenizer(tokenizer, prompt, ask.special),
+                StopStrings(ask.stop, ask.include_stop),
+                began_s,
+            )
             for prompt in self.prompts
             for _ in range(ask.n)
         ]
@@ -129,7 +146,7 @@ class Generation:
         unfinished = sum(1 for choice in self._choices if choice.ticket is not None)
         if not unfinished:  # only the prompts are to be echoed
             for number in range(len(self._choices)):
-                yield Piece(number, "", (), "length")
+                yield Piece(number, "", "", (), "length")
         while unfinished:
             number, news = await self._news.get()
             choice = self._choices[number]
@@ -138,17 +155,17 @@ class Generation:
             if news.finish_reason in ("error", "cancelled"):
                 self.cancel(worker, "error")
                 raise EngineStopped(news.error or "the engine ended the request; it may be sent again")
-            text = choice.feed(news)
+            text, thought = choice.feed(news)
             choice.cached_tokens = news.cached_tokens
             self._measure(choice)
             if choice.finish_reason is not None:
                 unfinished -= 1
                 if choice.ticket is not None:
                     worker.cancel(choice.ticket)
-            tokens = tuple(choice.tokens) if text or choice.finish_reason else ()
+            tokens = tuple(choice.tokens) if text or thought or choice.finish_reason else ()
             if tokens:
                 choice.tokens.clear()
-                yield Piece(number, text, tokens, choice.finish_reason)
+                yield Piece(number, text, thought, tokens, choice.finish_reason)
 
     def _receive(self, number: int, news: News) -> None:
         self._news.put_nowait((number, news))
