@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from meshwright.zoo import moe
+from meshwright.zoo import llama, moe
 
 RNG = np.random.default_rng(0)
 top2_combine = jax.jit(moe.top2_combine, static_argnums=1)
@@ -56,6 +56,25 @@ def test_even_load_has_an_auxiliary_loss_of_one():
 
 def test_identity_experts_with_room_for_all_return_the_input():
     x, router = RNG.normal(size=(2, 8, 4)).astype(np.float32), RNG.normal(size=(4, 4)).astype(np.float32)
-    mixture = partial(moe.mixture, experts=lambda inputs: inputs, group_size=16, capacity_factor=4.0)
-    mixed, _ = jax.jit(mixture)(x, router)
+    options = {"experts": lambda _, inputs: inputs, "weights": {}, "group_size": 16, "capacity_factor": 4.0}
+    mixed, _ = jax.jit(partial(moe.mixture, **options))(x, router)
     np.testing.assert_allclose(mixed, x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("active", [2, 3])
+def test_few_tokens_read_the_experts_they_choose_and_no_others(active):
+    x, router = RNG.normal(size=(1, 8, 6)).astype(np.float32), RNG.normal(size=(6, 8)).astype(np.float32)
+    weights = {name: RNG.normal(size=(8, *shape)).astype(np.float32) for name, shape in
+               (("gate", (6, 5)), ("up", (6, 5)), ("down", (5, 6)))}  # fmt: skip
+    read = []
+
+    def experts(weights, inputs):
+        read.append(len(weights["up"]))
+        return llama.swiglu(weights, inputs, "egcd,edf->egcf", "egcf,efd->egcd")
+
+    options = {"experts": experts, "active": active, "group_size": 1, "capacity_factor": 1.25}
+    mixture = jax.jit(partial(moe.mixture, **options))
+    at_once = mixture(x, router, weights=weights)[0]
+    in_pairs = [mixture(x[:, at : at + 2], router, weights=weights)[0] for at in range(0, 8, 2)]
+    np.testing.assert_allclose(np.concatenate(in_pairs, axis=1), at_once, rtol=1e-5, atol=1e-5)
+    assert read == [8, 2 * active]

@@ -129,7 +129,8 @@ def _experts(config: Config, rotation: PyTree, weights: PyTree, carry: PyTree) -
     y, layer_aux = mixture(
         normed,
         weights["router"],
-        partial(llama.swiglu, weights, into="egcd,edf->egcf", out="egcf,efd->egcd"),
+        partial(llama.swiglu, into="egcd,edf->egcf", out="egcf,efd->egcd"),
+        {name: weights[name] for name in ("gate", "up", "down")},
         gate=jax.nn.sigmoid,
         active=config.active,
         group_size=config.group_size,

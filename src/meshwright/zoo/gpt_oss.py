@@ -99,7 +99,8 @@ def _layer(config: Config, rotation: PyTree, mix: Mix, window: int | None, weigh
     y, layer_aux = mixture(
         rms_norm(x, weights["mlp_norm"], config.epsilon),
         weights["router"],
-        partial(_experts, weights),
+        _experts,
+        {name: weights[name] for name in ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")},
         bias=weights["router_bias"],
         active=config.active,
         group_size=config.group_size,

@@ -96,7 +96,8 @@ def _layer(config: Config, weights: PyTree, carry: PyTree) -> PyTree:
     y, layer_aux = mixture(
         layer_norm(x, weights["mlp_norm"]),
         weights["router"],
-        partial(_experts, weights),
+        _experts,
+        {name: weights[name] for name in ("up", "down")},
         group_size=config.group_size,
         capacity_factor=config.capacity_factor,
     )

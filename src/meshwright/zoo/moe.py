@@ -4,19 +4,21 @@ Shapes in comments: G groups of tokens, S tokens of a group, E experts, C slots 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from meshwright.zoo.layers import Array
+from meshwright.zoo.layers import Array, Weight
 
 
 @jax.named_scope("moe")
 def mixture(
     x: Array,
     router: Array,
-    experts: Callable[[Array], Array],
+    experts: Callable[[Mapping[str, Any], Array], Array],
+    weights: Mapping[str, Any],
     *,
     group_size: int,
     capacity_factor: float,
@@ -29,8 +31,10 @@ def mixture(
     Args:
         x: Activations, (batch, seq, hidden).
         router: Weights that score the experts, (hidden, experts).
-        experts: All experts at once, E G C D to E G C D.
-        group_size: Tokens that compete for the same buffers; lowered to a divisor of batch x seq.
+        experts: All experts at once with their weights, E G C D to E G C D.
+        weights: The weights of the experts, each with experts as its first dim.
+        group_size: Tokens that compete for the same buffers; lowered to a divisor of batch x seq. With 1 no token is
+            dropped, and where there are fewer tokens than choose all experts only those that are chosen are read.
         capacity_factor: Slots per expert and group, relative to a perfectly even load.
         active: How many experts serve each token.
         gate: Turns the scores of a token's experts into gates.
@@ -46,11 +50,27 @@ def mixture(
     gates = gate(scores if bias is None else scores + bias)
     capacity = max(1, int(capacity_factor * active * group_size / router.shape[1]))
     combine, aux = top2_combine(gates, capacity) if active == 2 else top_combine(gates, active, capacity)
+    if group_size == 1 and len(tokens) * active < router.shape[1] and not _has_own_products(weights):
+        return _of_chosen(tokens[:, 0], combine, experts, weights, active).reshape(x.shape), aux
     dispatch = (combine > 0).astype(x.dtype)
     inputs = jnp.einsum("gsec,gsd->egcd", dispatch, tokens)
-    outputs = experts(inputs)
+    outputs = experts(weights, inputs)
     mixed = jnp.einsum("gsec,egcd->gsd", combine.astype(x.dtype), outputs)
     return mixed.reshape(x.shape), aux
+
+
+def _has_own_products(weights: Mapping[str, Any]) -> bool:
+    return any(isinstance(weight, Weight) for weight in weights.values())
+
+
+def _of_chosen(
+    tokens: Array, combine: Array, experts: Callable[..., Array], weights: Mapping[str, Any], active: int
+) -> Array:
+    """The mixture of a few tokens, each a group: every choice of a token is an expert of its own, with one token."""
+    shares, chosen = jax.lax.top_k(combine[:, 0, :, 0], active)  # G A
+    picked = {name: weight[chosen.reshape(-1)] for name, weight in weights.items()}
+    outputs = experts(picked, jnp.repeat(tokens, active, axis=0)[:, None, None])  # GA 1 1 D
+    return jnp.einsum("ga,gad->gd", shares.astype(tokens.dtype), outputs.reshape(*shares.shape, -1))
 
 
 def top2_combine(gates: Array, capacity: int) -> tuple[Array, Array]:

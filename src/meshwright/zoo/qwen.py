@@ -88,7 +88,8 @@ def _layer(config: Config, rotation: PyTree, mix: Mix, weights: PyTree, carry: P
     y, layer_aux = mixture(
         normed,
         weights["router"],
-        partial(llama.swiglu, weights, into="egcd,edf->egcf", out="egcf,efd->egcd"),
+        partial(llama.swiglu, into="egcd,edf->egcf", out="egcf,efd->egcd"),
+        {name: weights[name] for name in ("gate", "up", "down")},
         active=config.active,
         group_size=config.group_size,
         capacity_factor=config.capacity_factor,

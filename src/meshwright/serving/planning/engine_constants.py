@@ -29,6 +29,7 @@ class EngineConstants:
         benchmark: What measured it.
         stream: Tokens that are sent to a client at a time.
         all_experts: Whether every step reads the weights of all experts, whichever its tokens choose.
+        every_token: Whether every expert computes every token, where tokens choose as many as there are or more.
     """
 
     compute: float
@@ -46,6 +47,7 @@ class EngineConstants:
     benchmark: str
     stream: int = 1
     all_experts: bool = False
+    every_token: bool = False
 
 
 @lru_cache(maxsize=1)

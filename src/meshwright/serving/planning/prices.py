@@ -151,9 +151,11 @@ class StepPrices:
         if product.experts:
             # Tokens choose experts evenly; every device holds its share of them, for the tokens of all groups.
             tokens = tokens * self.split.data
+            chosen = tokens * self.work.active
             missed = (1 - self.work.active / product.experts) ** tokens
-            weights = weights * product.experts * (1.0 if self.engine.all_experts else 1 - missed)
-            tokens = tokens * self.work.active
+            dense = self.engine.every_token & (chosen >= product.experts)
+            weights = weights * product.experts * np.where(self.engine.all_experts | dense, 1.0, 1 - missed)
+            tokens = np.where(dense, tokens * product.experts, chosen)
             streaming *= self.engine.experts
         flops = 2.0 * tokens * product.size / parts
         moved = tokens * (product.rows + product.columns) * _HALF / parts
