@@ -11,6 +11,7 @@ same limit, with its peak memory as compiled against what was planned.
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
@@ -69,10 +70,10 @@ def step_s(run, example: zoo.Example, steps: int) -> float:
     return (time.perf_counter() - started) / steps
 
 
-def rows_of(model: str, steps: int) -> list[list[str]]:
-    """The rows of one model: its stock policies, and a plan for each limit."""
+def rows_of(model: str, steps: int) -> Iterator[list[str]]:
+    """The rows of one model, each as it is measured: its stock policies, and a plan for each limit."""
     name, options = MODELS[model]
-    example, rows, stock = zoo.build(name, **options), [], {}
+    example, stock = zoo.build(name, **options), {}
     whole = mw.cluster("1x1 h200").memory_bytes
     for policy_name, policy in STOCK.items():
         compiled = stock_step(name, options, policy)
@@ -80,8 +81,7 @@ def rows_of(model: str, steps: int) -> list[list[str]]:
         seconds = step_s(compiled, example, steps) if size < whole else None
         stock[policy_name] = size, seconds
         shown = "does not fit" if seconds is None else f"{1000 * seconds:.1f}"
-        rows.append([model, "stock", policy_name, shown, f"{size / GIB:.2f}", "", ""])
-        print(rows[-1], flush=True)
+        yield [model, "stock", policy_name, shown, f"{size / GIB:.2f}", "", ""]
     need = stock["everything"][0]
     for fraction in FRACTIONS:
         limit = fraction * need
@@ -97,7 +97,7 @@ def rows_of(model: str, steps: int) -> list[list[str]]:
                 method=mw.Auto(memory_fraction=limit / whole),
             )
         except mw.DoesNotFit as error:
-            rows.append([model, f"{fraction} of memory", "no plan", "", "", "", str(error)[:80]])
+            yield [model, f"{fraction} of memory", "no plan", "", "", "", str(error)[:80]]
             continue
         planning_s = time.perf_counter() - started
         program = spmd(plan, example.train_step)
@@ -106,9 +106,7 @@ def rows_of(model: str, steps: int) -> list[list[str]]:
         against = "nothing fits" if best is None else f"{fitting[best] / seconds:.3f}× {best}"
         what = f"{plan.recompute}, {plan.microbatches} microbatches ({planning_s:.0f} s)"
         peak = f"{size / plan.memory.peak_bytes:.3f} of planned; {size / limit:.3f} of the limit"
-        rows.append([model, f"{fraction} of memory", what, f"{1000 * seconds:.1f}", f"{size / GIB:.2f}", against, peak])
-        print(rows[-1], flush=True)
-    return rows
+        yield [model, f"{fraction} of memory", what, f"{1000 * seconds:.1f}", f"{size / GIB:.2f}", against, peak]
 
 
 def main() -> None:
@@ -116,8 +114,12 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help="gpt, llama, vit, mixtral; all by default")
     parser.add_argument("--steps", type=int, default=6)
     given = parser.parse_args()
-    rows = [row for model in given.models or MODELS for row in rows_of(model, given.steps)]
     header = ("model", "limit", "policy or plan", "step (ms)", "GiB", "against the best stock", "memory")
+    rows = []
+    for model in given.models or MODELS:
+        for row in rows_of(model, given.steps):
+            print("| " + " | ".join(row) + " |", flush=True)  # a run that is cut off leaves what it has measured
+            rows.append(row)
     table("Recompute", __doc__.split("\n")[0], header, rows)
 
 
