@@ -160,11 +160,6 @@ def with_operands(eqn: Any, operands: Sequence[Any], results: Sequence[Any], sta
     )
 
 
-def is_differentiated(eqn: Any) -> bool:
-    """Whether a checkpoint is one of a backward pass, which computes a part of the forward pass again."""
-    return bool(eqn.params.get("differentiated", False))
-
-
 @lru_cache(maxsize=1)
 def _backward_checkpoint() -> Any:
     """The equation of the backward pass of some function with a checkpoint."""

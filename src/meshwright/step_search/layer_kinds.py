@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright.cost.rates import cluster_rates
 from meshwright.graph.phases import FORWARD
@@ -27,8 +26,6 @@ from meshwright.runtime.recomputation.policies import (
     worth_keeping,
 )
 from meshwright.runtime.recomputation.recomputed import Region
-
-Ints = NDArray[np.int64]
 
 _SAME = 0.01  # a choice of places within this of a level that has a name, in bytes and in time, is left out for that
 _LEAST_GAIN = 0.02  # part of the trade between its ends that a corner must gain to be looked for: further ones are near

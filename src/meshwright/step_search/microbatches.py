@@ -83,12 +83,6 @@ def is_free(method: Method) -> bool:
     return isinstance(method, Auto) and replace(method, pipeline=AUTO, recompute=AUTO, microbatches=AUTO).may_be_staged
 
 
-def is_short_of_memory(plan: PlanData) -> bool:
-    """Whether a plan might be quicker with more memory: it runs in microbatches, or takes most of the memory."""
-    limit = plan.memory.limit_bytes
-    return limit is not None and (plan.microbatches > 1 or plan.memory.peak_bytes > _TIGHT * limit)
-
-
 def batch_argnums(traced: Traced) -> tuple[int, ...]:
     """The arguments of data that are stacks of as many examples as the first one; none where no state is returned."""
     graph, arguments = traced.graph, traced.call.arguments

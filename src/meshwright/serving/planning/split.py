@@ -69,11 +69,6 @@ class Degrees:
     def num_devices(self) -> int:
         return self.tensor * self.pipeline * self.data
 
-    @property
-    def expert_parts(self) -> int:
-        """Devices that share each expert's products."""
-        return self.tensor * self.data // self.expert
-
     def problem(self, work: DecoderWork) -> str:
         """Why a model cannot be split so; empty where it can."""
         heads = min(a.heads for a in work.attention)

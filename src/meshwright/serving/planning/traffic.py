@@ -104,11 +104,6 @@ class Traffic:
             return max(a.tokens_in + a.tokens_out for a in self.recorded)
         return _most(self.tokens_in) + _most(self.tokens_out)
 
-    @property
-    def longest_in(self) -> int:
-        """Tokens of the longest prompt."""
-        return max(a.tokens_in for a in self.recorded) if self.recorded else _most(self.tokens_in)
-
     def at(self, rate: float) -> "Traffic":
         """The same load at another rate."""
         return replace(self, rate=rate)

@@ -6,9 +6,6 @@ from dataclasses import dataclass, field
 from meshwright.serving.planning.prices import StepPrices
 from meshwright.serving.scheduling import Limits, Request, Scheduler, Slice, StepPlan
 
-#: What a replica computes: prompts and answers, prompts alone, or answers to prompts that another one has computed.
-ROLES = ("both", "prefill", "decode")
-
 
 @dataclass(slots=True)
 class PricedStep:
@@ -31,8 +28,8 @@ class Replica:
     Attributes:
         prices: What its steps take.
         limits: What its requests share.
-        role: One of `ROLES`. One that only decodes gets requests whose prompts are in the cache that it is sent: the
-            scheduler finds room for them and their tokens cost nothing.
+        role: "both", "prefill" or "decode": what it computes of each request. One that only decodes gets requests whose
+            prompts are in the cache that it is sent: the scheduler finds room for them and their tokens cost nothing.
         number: Its place among the replicas.
         model: Which of several models it serves.
         devices: A name of its devices. Replicas of several models on the same devices take turns, step by step.

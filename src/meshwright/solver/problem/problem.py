@@ -90,12 +90,6 @@ class ChoiceProblem:
     def num_strategies(self) -> int:
         return len(self.cost)
 
-    def matrix_of(self, edge: int) -> np.ndarray:
-        """The cost matrix of one edge, over (strategy of its first node, strategy of its second)."""
-        u, v = self.edge_nodes[edge]
-        begin, end = self.matrix_first[self.edge_matrix[edge]], self.matrix_first[self.edge_matrix[edge] + 1]
-        return self.matrix[begin:end].reshape(self.first[u + 1] - self.first[u], self.first[v + 1] - self.first[v])
-
     def with_limit(self, limit: float | None) -> "ChoiceProblem":
         """The same problem under another memory limit; the arrays are shared."""
         return ChoiceProblem.from_arrays(*self._stored()._replace(limit=validate.limit(limit)))
