@@ -8,7 +8,7 @@ from jax.extend.core import jaxpr_as_fun
 
 import meshwright as mw
 from meshwright.graph.tracing.counted_indices import pair_counted_indices
-from meshwright.runtime.microbatches.microbatches import accumulated
+from tests.runtime.microbatches.cutting import in_parts
 
 RNG = np.random.default_rng(0)
 TABLE, DEEP = RNG.normal(size=(8, 8)).astype("f4"), RNG.normal(size=(8, 3, 5)).astype("f4")
@@ -84,5 +84,5 @@ def test_data_parallelism_splits_the_rows():
 def test_it_can_be_cut_into_microbatches():
     args = (np.ones((4, 6), "f4"), RNG.normal(size=(8, 4)).astype("f4"), LABELS % 6)
     step = jax.value_and_grad(cross_entropy)
-    found, expected = jax.jit(accumulated(step, args, (1, 2), 4))(*args), step(*args)
+    found, expected = jax.jit(in_parts(step, args, (1, 2), 4))(*args), step(*args)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.runtime.microbatches.microbatches import CannotCut, accumulated
+from meshwright.runtime.microbatches.microbatches import CannotCut
 from tests.runtime.microbatches.attacks import ATTACKS, BATCH, GROUPS, REFUSED, P
+from tests.runtime.microbatches.cutting import in_parts
 
 pytestmark = pytest.mark.devices
 
@@ -24,7 +25,7 @@ def assert_equal(one, many):
 
 def cut(function, count):
     try:
-        return accumulated(function, (P, BATCH), (1,), count)
+        return in_parts(function, (P, BATCH), (1,), count)
     except CannotCut as reason:
         return reason
 

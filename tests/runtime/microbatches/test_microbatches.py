@@ -11,7 +11,8 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.runtime.checking.compiled import collectives_of
-from meshwright.runtime.microbatches.microbatches import CannotCut, accumulated
+from meshwright.runtime.microbatches.microbatches import CannotCut
+from tests.runtime.microbatches.cutting import in_parts
 from tests.runtime.test_spmd import compiled
 
 pytestmark = pytest.mark.devices
@@ -29,7 +30,7 @@ def assert_same(one, many, rtol=2e-5):
 
 
 def cut(function, *args, count=4, batch=(1,)):
-    return accumulated(function, args, batch, count)
+    return in_parts(function, args, batch, count)
 
 
 def check(function, *args, counts=(4,)):
@@ -245,7 +246,7 @@ def test_batches_that_cannot_be_cut_are_refused():
     with pytest.raises(mw.ShardingError, match="a batch of 16 does not divide into 3 microbatches"):
         cut(LOSSES["a mean"], W, DATA, count=3)
     with pytest.raises(mw.ShardingError, match="first dims of 4 and 16"):
-        cut(LOSSES["a mean"], W, DATA | {"y": DATA["y"][:4]}, count=2)
+        cut(LOSSES["a mean"], W, DATA | {"length": DATA["length"][:4]}, count=2)
     with pytest.raises(mw.ShardingError, match="no batch to cut"):
         cut(LOSSES["a mean"], W, DATA, batch=())
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.runtime.microbatches.cut_operations import Cut
-from meshwright.runtime.microbatches.microbatches import accumulated
 from meshwright.runtime.microbatches.part_bits import _positions, part_bits
+from tests.runtime.microbatches.cutting import in_parts
 
 pytestmark = pytest.mark.slow
 
@@ -41,5 +41,5 @@ def test_draws_at_positions_of_the_whole_batch(kind):
         return jax.grad(lambda w: jnp.mean(jnp.where(kept, x @ w, 0.0) ** 2))(state[0])
 
     state, x = (jnp.eye(4), jax.random.key(5, impl=kind)), jax.random.normal(jax.random.key(1), (8, 4))
-    cut = accumulated(step, (state, x), (1,), 4)
+    cut = in_parts(step, (state, x), (1,), 4)
     np.testing.assert_allclose(jax.jit(cut)(state, x), jax.jit(step)(state, x), rtol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from meshwright.runtime.microbatches.cut_operations import CannotCut
-from meshwright.runtime.microbatches.microbatches import accumulated
+from tests.runtime.microbatches.cutting import in_parts
 from tests.runtime.microbatches.test_microbatches import assert_same, draw
 
 pytestmark = pytest.mark.devices
@@ -96,7 +96,7 @@ def trained(loss, optimizer):
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_of_ordinary_models(name):
     step = jax.value_and_grad(LOSSES[name])
-    cut = accumulated(step, (W, BATCH), (1,), 4)
+    cut = in_parts(step, (W, BATCH), (1,), 4)
     one, many = jax.jit(lambda w, b: (step(w, b), cut(w, b)))(W, BATCH)
     assert_same(one, many)
 
@@ -104,7 +104,7 @@ def test_gradients_of_ordinary_models(name):
 def test_gradients_in_bfloat16_are_as_exact_as_it_allows():
     """Those of the whole batch may be less so: XLA of JAX 0.12 sums up products in bfloat16, and adds up no parts."""
     step, exact = jax.value_and_grad(narrow), jax.jit(jax.value_and_grad(partial(narrow, dtype=jnp.float32)))(W, BATCH)
-    many = jax.jit(accumulated(step, (W, BATCH), (1,), 4))(W, BATCH)
+    many = jax.jit(in_parts(step, (W, BATCH), (1,), 4))(W, BATCH)
     for a, b in zip(jax.tree.leaves(exact), jax.tree.leaves(many), strict=True):
         assert np.linalg.norm(a - b) <= 0.02 * np.linalg.norm(a)
 
@@ -119,7 +119,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_see_the_whole_gradient(name):
     step, state = trained(padded, OPTIMIZERS[name])
-    cut = accumulated(step, (state, BATCH), (1,), 2)
+    cut = in_parts(step, (state, BATCH), (1,), 2)
     one, many = jax.jit(lambda s, b: (step(s, b), cut(s, b)))(state, BATCH)
     assert_same(one, many, rtol=1e-4)
 
@@ -130,7 +130,7 @@ def test_gradients_clipped_for_each_example():
         norms = jnp.sqrt(jnp.sum(slopes**2, (1, 2)))
         return jnp.sum(slopes / jnp.maximum(1.0, norms)[:, None, None], 0), (norms > 1.0).mean()
 
-    cut = accumulated(step, (W, BATCH), (1,), 4)
+    cut = in_parts(step, (W, BATCH), (1,), 4)
     assert_same(*jax.jit(lambda w, b: (step(w, b), cut(w, b)))(W, BATCH))
 
 
@@ -140,7 +140,7 @@ def test_float16_with_a_scaled_loss():
         slopes = jax.grad(lambda k: 1024.0 * jnp.mean((b["x"].astype(jnp.float16) @ k).astype(jnp.float32) ** 2))(low)
         return slopes.astype(jnp.float32) / 1024.0, jnp.all(jnp.isfinite(slopes))
 
-    cut = accumulated(step, (W, BATCH), (1,), 4)
+    cut = in_parts(step, (W, BATCH), (1,), 4)
     assert_same(*jax.jit(lambda w, b: (step(w, b), cut(w, b)))(W, BATCH), rtol=1e-2)
 
 
@@ -168,7 +168,7 @@ def test_float16_inside_of_layers_is_added_up_in_float32(kind):
     weights = np.repeat(np.float32([4e4, 4e4, -4e4, -3e4]), 2)
     batch = {"x": np.ones((8, 4), np.float16), "weight": weights}
     ks = np.zeros((3, 4), np.float16)
-    cut = accumulated(step, (ks, batch), (1,), 4)
+    cut = in_parts(step, (ks, batch), (1,), 4)
     found = jax.jit(cut)(ks, batch)
     assert found.dtype == np.float16
     np.testing.assert_array_equal(np.asarray(found, np.float32), np.full((3, 4), np.float16(2e4)))
@@ -189,7 +189,7 @@ def test_float16_added_up_from_trip_to_trip_is_not_cut():
 
     args = np.zeros(4, np.float16), {"x": np.ones((8, 4), np.float16)}
     with pytest.raises(CannotCut, match="known only after the whole batch"):
-        accumulated(step, args, (1,), 4)
+        in_parts(step, args, (1,), 4)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
@@ -208,7 +208,7 @@ def test_masks_of_all_examples_are_not_kept(checkpointed):
         return jax.grad(lambda k: jnp.sum(lax.scan(layer, b["x"], (k, keys))[0]))(state[0])
 
     state = W["layers"], jax.random.key(3)
-    text = str(jax.make_jaxpr(accumulated(step, (state, BATCH), (1,), 4))(state, BATCH))
+    text = str(jax.make_jaxpr(in_parts(step, (state, BATCH), (1,), 4))(state, BATCH))
     drawn = re.findall(r"u32\[([\d,]*)\] = threefry2x32 ", text)
     assert drawn and set(drawn) == {f"2,{T},{D}"} and "random_bits" not in text
     assert f"bool[{B},{T},{D}]" not in text and f"bool[3,{B},{T},{D}]" not in text
@@ -220,7 +220,7 @@ def test_what_is_printed_is_printed_once(capfd):
         jax.debug.print("mean {} of {}", found.mean(), found.sum((1, 2)).shape)
         return found.sum()
 
-    cut = jax.jit(accumulated(step, (W, BATCH), (1,), 4))
+    cut = jax.jit(in_parts(step, (W, BATCH), (1,), 4))
     np.testing.assert_allclose(cut(W, BATCH), step(W, BATCH), rtol=1e-5)
     jax.effects_barrier()
     printed = capfd.readouterr().out.strip().splitlines()

@@ -1,14 +1,15 @@
 """Cuts a step into microbatches: the parts of a batch run one after the other, with the numbers of the whole.
 
-The function is traced with the whole batch; `batch_parts` finds how its values depend on the batch, and `part_program`
-builds the program for a part, which runs inside a loop over the parts. Contributions are added up from part to part;
-operations that read their sums run once, afterwards. So gradients of a mean loss, metrics and a clipped update are
-those of the whole batch. Where an operation on examples needs a value that is known only after the whole batch has run
-(batch norm), the step cannot be cut, unless that value is cheap to compute beforehand (the number of tokens that are
-not padding).
+The step is traced once, with the whole batch; `batch_parts` finds how its values depend on the batch, and
+`part_program` builds the program for a part, which runs inside a loop over the parts. Contributions are added up from
+part to part; operations that read their sums run once, afterwards. So gradients of a mean loss, metrics and a clipped
+update are those of the whole batch. Where an operation on examples needs a value that is known only after the whole
+batch has run (batch norm), the step cannot be cut, unless that value is cheap to compute beforehand (the number of
+tokens that are not padding).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,7 +19,10 @@ from jax.tree_util import tree_leaves
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
-from meshwright.graph.tracing.call import Call, call_abstractly
+from meshwright.graph.tracing.batched_conditions import with_single_conditions
+from meshwright.graph.tracing.call import Call
+from meshwright.graph.tracing.counted_indices import pair_counted_indices
+from meshwright.graph.tracing.planned_devices import traced_for
 from meshwright.hardware import Cluster
 from meshwright.program.program import Program
 from meshwright.rules.base import REDUCING
@@ -26,7 +30,7 @@ from meshwright.runtime.microbatches.batch_parts import ALIKE, WHOLE, Analysis, 
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, is_expensive, is_half
 from meshwright.runtime.microbatches.part_program import Key, PartProgram
 
-__all__ = ["CannotCut", "CutStep", "accumulated", "cut_step"]
+__all__ = ["CannotCut", "CutStep", "cut_call"]
 
 _COMBINE: dict[str, Callable[..., Any]] = {
     "max": lax.reduce_max,
@@ -37,53 +41,30 @@ _COMBINE: dict[str, Callable[..., Any]] = {
 }
 
 
-def accumulated(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    batch: Sequence[int],
-    count: int,
-    cluster: Cluster | None = None,
-    call: Call | None = None,
-) -> Callable[..., Any]:
-    """The function with its batch cut into parts that run one after the other.
+def cut_call(call: Call, batch: Sequence[int], count: int, cluster: Cluster | None = None) -> Call:
+    """A call with its batch cut into parts that run one after the other; its arguments and results stay as they are.
 
     Args:
-        function: A step.
-        args: Arguments to trace it with: arrays or types.
+        call: A step as JAX sees it.
         batch: Positions of the arguments whose leaves are examples stacked along their first dim.
         count: The number of parts.
-        cluster: The cluster that it is traced for; the devices at hand by default.
-        call: The function as JAX sees it for these arguments, where it was traced already.
-
-    Returns:
-        A function of like arguments and results.
+        cluster: The cluster that it was traced for; the devices at hand by default.
 
     Raises:
         ShardingError: The batch does not divide into so many parts.
         CannotCut: The numbers would change.
     """
-    _batch_size(args, batch, count)  # whose errors come first
-    whole = call_abstractly(function, args, cluster) if call is None else call
-    step = cut_step(whole, args, batch, count)
-
-    def cut(*args: Any) -> Any:
-        if any(isinstance(x, jax.core.Tracer) for x in whole.arguments.rest(args)):
-            raise TypeError("the step's Python code reads numbers that are arrays here")  # so that they are kept
-        return whole.results.fill(step.run(whole.arguments.pick(args)))
-
-    return cut
-
-
-def cut_step(whole: Call, args: tuple[Any, ...], batch: Sequence[int], count: int) -> "CutStep":
-    """A traced step with its batch cut into parts; arguments and errors as of `accumulated`."""
+    args = call.arguments.fill(call.types)
     size = _batch_size(args, batch, count)
     is_batch = [i in batch for i, arg in enumerate(args) for _ in tree_leaves(arg)]
-    pairs = zip(is_batch, whole.arguments.positions, strict=True)
+    pairs = zip(is_batch, call.arguments.positions, strict=True)
     examples = [given for given, position in pairs if position is not None]
-    try:
-        return CutStep(whole, examples, Cut(count, size // count))
-    except CannotCut:  # examples may come in groups, which parts of neighbours keep together
-        return CutStep(whole, examples, Cut(count, 1))
+    with traced_for(cluster):
+        try:
+            step = CutStep(call, examples, Cut(count, size // count))
+        except CannotCut:  # examples may come in groups, which parts of neighbours keep together
+            step = CutStep(call, examples, Cut(count, 1))
+    return replace(call, jaxpr=pair_counted_indices(with_single_conditions(step.jaxpr)))  # as in every traced call
 
 
 def _batch_size(args: Sequence[Any], batch: Sequence[int], count: int) -> int:

@@ -2,19 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 from meshwright.graph import Traced
-from meshwright.graph.tracing.batched_conditions import with_single_conditions
 from meshwright.graph.tracing.call import Call, call_abstractly
-from meshwright.graph.tracing.counted_indices import pair_counted_indices
 from meshwright.graph.tracing.garbage import collector_paused
-from meshwright.graph.tracing.planned_devices import traced_for
 from meshwright.graph.tracing.trace import of_call
 from meshwright.hardware import Cluster
 from meshwright.plans.plan import PlanData
-from meshwright.runtime.microbatches.microbatches import accumulated, cut_step
+from meshwright.runtime.microbatches.microbatches import cut_call
 from meshwright.runtime.recomputation.policies import AS_WRITTEN
 from meshwright.runtime.recomputation.recomputed import recomputed
 
@@ -31,12 +27,10 @@ def cut_traced(traced: Traced, batch: Sequence[int], count: int) -> Traced:
         ShardingError: The batch does not divide into so many parts.
         CannotCut: The numbers would change.
     """
-    call, whole = traced.call, traced.graph
+    whole = traced.graph
     with collector_paused():
-        with traced_for(traced.cluster):
-            step = cut_step(call, call.arguments.fill(call.types), batch, count)
-        jaxpr = pair_counted_indices(with_single_conditions(step.jaxpr))  # as in every traced call
-        parts = of_call(replace(call, jaxpr=jaxpr), traced.function, traced.cluster)
+        call = cut_call(traced.call, batch, count, traced.cluster)
+        parts = of_call(call, traced.function, traced.cluster)
     graph = replace(parts.graph, donated=whole.donated, state=whole.state)
     graph = replace(graph, microbatches=count, batch_argnums=tuple(batch), recompute=whole.recompute)
     return replace(parts, graph=graph)
@@ -77,5 +71,4 @@ def call_as_planned(
         call = recomputed(call, plan.recompute)
     if plan.microbatches == 1:
         return call
-    cut = accumulated(function, args, plan.batch_argnums, plan.microbatches, cluster, call)
-    return call_abstractly(wraps(function)(cut), args, cluster)
+    return cut_call(call, plan.batch_argnums, plan.microbatches, cluster)
