@@ -99,6 +99,7 @@ def _beside() -> None:
 
 
 if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"  # no kernel needs a GPU, and each process would take its memory
     if "--beside" in sys.argv:
         _beside()
     elif sys.argv[1:]:  # --help, or what it does not know
