@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax._src import xla_bridge
+from jax._src.cudnn import fused_attention_stablehlo
 
 import meshwright as mw
 from meshwright.errors import TraceError
@@ -102,7 +103,8 @@ def planning(cluster: str) -> Iterator[None]:
     assert answers == [ON_GPUS if cluster == GPUS else ON_TPUS] * 2 + [AT_HAND]
 
 
-def test_a_thread_that_runs_on_the_cpu_does_not_see_one_that_plans_for_gpus() -> None:
+def test_a_thread_that_runs_on_the_cpu_does_not_see_one_that_plans_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_attention_stablehlo, "cuda_versions", None)  # as where JAX has no plug-in for CUDA
     assert not replaced()
     with planning(GPUS):
         assert replaced()

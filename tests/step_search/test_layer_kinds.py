@@ -41,8 +41,11 @@ def step(state, batch):
 
 @cache
 def arguments():
-    encoders = [{"up": normal(WIDTH, 64, seed=n), "down": normal(64, WIDTH, seed=9 + n)} for n in range(4)]
-    decoders = [{"in": normal(WIDTH, 32, seed=n), "out": normal(32, WIDTH, seed=9 + n)} for n in range(3)]
+    def weights(rows, columns, seed):
+        return normal(rows, columns, seed=seed) / rows**0.5  # activations stay near one, where rounding stays rounding
+
+    encoders = [{"up": weights(WIDTH, 64, n), "down": weights(64, WIDTH, 9 + n)} for n in range(4)]
+    decoders = [{"in": weights(WIDTH, 32, n), "out": weights(32, WIDTH, 9 + n)} for n in range(3)]
     return {"encoder": encoders, "decoder": decoders}, normal(512, WIDTH, seed=99)
 
 
