@@ -96,7 +96,8 @@ def _zoo_options(
         str | None,
         typer.Option(
             metavar="[none|selective|alternate|full]",
-            help="What the backward pass of a zoo model recomputes; --checkpoint alone is full, --no-checkpoint none.",
+            help="What a zoo model is written to recompute, and does unless --recompute says otherwise; "
+            "--checkpoint alone is full, --no-checkpoint none.",
         ),
     ] = None,
     attention: Annotated[

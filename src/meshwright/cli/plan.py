@@ -195,9 +195,13 @@ def method_of(request: Request) -> "Method":
 
 def with_options(method: "Method", request: Request) -> "Method":
     """A method with the options of a command that all methods have."""
+    from meshwright.runtime.recomputation.policies import AS_WRITTEN, AUTO
+
     fraction = method.memory_fraction if request.memory_fraction is None else request.memory_fraction
     check_recompute(request.recompute)
-    return replace(method, memory_fraction=fraction, microbatches=request.microbatches, recompute=request.recompute)
+    # A model of the zoo that was asked for with checkpoints keeps them, where nothing else is said.
+    recompute = AS_WRITTEN if "checkpoint" in request.zoo and request.recompute == AUTO else request.recompute
+    return replace(method, memory_fraction=fraction, microbatches=request.microbatches, recompute=recompute)
 
 
 def check_recompute(word: str) -> None:

@@ -79,8 +79,9 @@ def decided(
         return planned(AS_WRITTEN)
     has_checkpoints = any(operation.is_checkpoint for operation in traced.call.program.walk())
     least = NONE if has_checkpoints else AS_WRITTEN
-    if not _may_be_short(traced, meshes[0]):
-        return planned(least)
+    if not _may_be_short(traced, meshes[0], method):
+        with suppress(DoesNotFit):  # which is not impossible: what does not divide is whole on every device
+            return planned(least)
     if meshes[0].cluster is None:
         return _first_that_fits((least, SELECTIVE, AS_WRITTEN if has_checkpoints else FULL), planned)
     positions = microbatches.batch_argnums(traced) if batch is None else batch
@@ -114,10 +115,12 @@ def _check_share(word: str, traced: Traced) -> None:
         )
 
 
-def _may_be_short(traced: Traced, mesh: Mesh) -> bool:
-    """Whether memory may be short: not where all devices together could hold every value that is ever computed."""
-    limit = mesh.memory_bytes
-    return limit is not None and traced.graph.num_bytes.sum() > limit * mesh.num_devices
+def _may_be_short(traced: Traced, mesh: Mesh, method: Method) -> bool:
+    """Whether memory is likely short: not where all devices together could hold every value that is ever computed."""
+    if mesh.memory_bytes is None:
+        return False
+    limit = mesh.memory_bytes * (1.0 if mesh.is_abstract else method.memory_fraction)
+    return bool(traced.graph.num_bytes.sum() > limit * mesh.num_devices)
 
 
 def _first_that_fits(policies: Sequence[str], planned: Callable[[str], PlanData]) -> PlanData:
