@@ -7,6 +7,8 @@ import random
 import string
 
 import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import completion_create_params as chat_params
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -116,6 +118,13 @@ def test_two_hundred_bodies_that_are_no_json(server):
         (TEXT, {"logit_bias": {"5": 101}}, 400, "logit_bias.5 is 101; give a number between -100 and 100"),
         (TEXT, {"logit_bias": {str(at): 1 for at in range(301)}}, 400, "give at most 300 tokens"),
         (TEXT, {"response_format": {"type": "json_object"}}, 400, "response_format is not done here"),
+        (
+            TEXT,
+            {"stream_options": {"include_obfuscation": True}},
+            400,
+            "stream_options.include_obfuscation is not done",
+        ),
+        (TEXT, {"stream_options": {"nonsense": 1}}, 400, "there is no field 'stream_options.nonsense'"),
         (TEXT, {"tempreature": 1}, 400, "there is no field 'tempreature'; leave it out"),
         (TEXT, {"model": "gpt-9"}, 404, "there is no model 'gpt-9'; this server has 'tiny'"),
         (CHAT, {"messages": []}, 400, "messages is []; give a list of 1 to 10000 messages"),
@@ -131,6 +140,32 @@ def test_a_sentence_says_what_is_wrong(server, path, change, status, message):
     given, _, answer = server.ask(path, GOOD[path] | change)
     assert (given, is_refused(given, answer)) == (status, True)
     assert message in answer["error"]["message"]
+
+
+#: Values of the fields of OpenAI's client that ask for something; of the others, those of `WEIRD` do.
+ASKING = {
+    "max_tokens": 3,
+    "max_completion_tokens": 3,
+    "messages": MESSAGES,
+    "model": "tiny",
+    "prompt": "b",
+    "logit_bias": {"5": 1},
+    "stream_options": {"include_usage": True},
+    "response_format": {"type": "json_object"},
+    "reasoning_effort": "low",
+    "n": 2,
+}
+
+
+@pytest.mark.parametrize(("path", "params"), [(TEXT, text_params), (CHAT, chat_params)], ids=["text", "chat"])
+def test_every_field_that_openai_s_client_knows_is_done_or_refused_by_name(server, path, params):
+    for name in params.CompletionCreateParamsBase.__annotations__:
+        kinds = [ASKING[name]] if name in ASKING else [0, 1, True, "x", ["x"], {"x": 1}]
+        answers = [server.ask(path, GOOD[path] | {name: kind}) for kind in kinds]
+        for status, _, answer in answers:
+            assert status == 200 or is_refused(status, answer), (name, status, answer)
+            assert status == 200 or name in answer["error"]["message"], (name, answer)
+            assert status == 200 or answer["error"]["code"] != "unknown_field", name
 
 
 def test_other_addresses_and_methods(server):

@@ -25,6 +25,7 @@ _WITHOUT_EFFECT = frozenset(
         "prediction",
         "priority",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "request_id",
         "safety_identifier",
@@ -43,8 +44,10 @@ _NOT_DONE: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "functions": ([],),
         "length_penalty": (1,),
         "modalities": (["text"],),
+        "moderation": (),
         "parallel_tool_calls": (True, False),
         "prompt_logprobs": (),
+        "stream_options.include_obfuscation": (False,),
         "response_format": ({"type": "text"},),
         "suffix": ("",),
         "tool_choice": ("none", "auto"),
@@ -190,7 +193,8 @@ def _read(
         include_usage=options.flag("include_usage"),
         logprobs=logprobs,
     )
-    _refuse_others(fields)
+    _refuse_others(fields.left())
+    _refuse_others({f"stream_options.{name}": value for name, value in options.left().items()})
     return ask
 
 
@@ -225,8 +229,8 @@ def _favours(fields: Fields, vocab: int) -> tuple[tuple[int, float], ...]:
     return tuple(dict(favours).items())
 
 
-def _refuse_others(fields: Fields) -> None:
-    for name, value in fields.left().items():
+def _refuse_others(left: Mapping[str, Any]) -> None:
+    for name, value in left.items():
         if name in _WITHOUT_EFFECT:
             continue
         if name not in _NOT_DONE:
