@@ -126,19 +126,20 @@ def describe(path: str, leaf: Any) -> SavedLeaf:
     return SavedLeaf(path, "key", str(aval.dtype), tuple(aval.shape), text=name, words=words)
 
 
-def stored(record: SavedLeaf, leaf: Any, of_some: bool = False) -> np.ndarray | jax.Array:
-    """The plain array that is stored for a leaf; ``of_some``: only some processes have it."""
+def words_of(record: SavedLeaf, leaf: Any) -> object:
+    """A leaf with the words of random keys in place of keys."""
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise CheckpointError(
             f"{record.path} of the state is deleted: it was donated to a step; save the state that the step returned"
         )
-    array = jax.random.key_data(leaf) if record.kind == "key" else leaf
-    if of_some:
-        return array
+    return jax.random.key_data(leaf) if record.kind == "key" else leaf
+
+
+def stored(record: SavedLeaf, array: Any, of_some: bool) -> np.ndarray | jax.Array:
+    """The plain array that is stored for a leaf; ``of_some``: only some processes have it."""
     # An array on one process's own devices is the same in all processes: the first one writes it.
-    if not isinstance(array, jax.Array) or (jax.process_count() > 1 and array.is_fully_addressable):
-        return np.array(array, record.stored_dtype)  # a copy, since the caller may write into it
-    return array
+    is_local = isinstance(array, jax.Array) and not of_some and jax.process_count() > 1 and array.is_fully_addressable
+    return np.asarray(array, record.stored_dtype) if is_local or not isinstance(array, jax.Array) else array
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ import hashlib
 import json
 import logging
 from dataclasses import asdict, replace
+from functools import partial
+from importlib.util import find_spec
 from itertools import accumulate
 from operator import index
 from os import PathLike
@@ -15,15 +17,25 @@ from jax.tree_util import tree_structure, tree_unflatten, treedef_tuple
 
 from meshwright.errors import CheckpointError
 from meshwright.runtime.placement import argument_shardings
-from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding, spread_sharding
+from meshwright.runtime.stages.cutting.layer_stack import StackSharding, spread_sharding
 from meshwright.runtime.stages.placing import absent, is_here
 from meshwright.schema import checked
 from meshwright.training.checkpoint_files import full_path, listed, manager, orbax, reason
-from meshwright.training.checkpoint_leaves import SavedLeaf, Wanted, check_alike, describe, named_leaves, stored
-from meshwright.training.checksums import checksums
+from meshwright.training.checkpoint_leaves import (
+    SavedLeaf,
+    Wanted,
+    check_alike,
+    describe,
+    named_leaves,
+    stored,
+    words_of,
+)
+from meshwright.training.checksums import checksums, joined, local_sums
 from meshwright.training.parallelize import Parallelized
-from meshwright.training.saving import Saving, wait_for_saves
-from meshwright.training.spread import Views, all_have_one, is_everywhere, of_some_processes
+from meshwright.training.save_barrier import SaveBarrier
+from meshwright.training.saving import Contents, Saving, wait_for_saves
+from meshwright.training.snapshot import snapshot
+from meshwright.training.spread import Views, all_have_one, is_everywhere, moved, of_some_processes
 
 _FORMAT = "meshwright-checkpoint"
 _VERSION = 2  # the first has no checksums, and its paths do not escape separators within keys
@@ -47,7 +59,8 @@ def save(
         keep: How many checkpoints to keep, this one and the newest of the others; all by default. Others are removed
             once this one is complete.
         wait: Whether to return only when everything is on disk. Otherwise the state is copied to the host's memory and
-            written in the background: the next save or restore and the end of the program wait for it.
+            written in the background: the next save or restore and the end of the program wait for it, and raise what
+            goes wrong.
 
     Returns:
         None, or without waiting a `Saving`, whose ``wait()`` waits and whose ``is_done`` says whether it is complete.
@@ -66,32 +79,44 @@ def save(
     number = _step(step)
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise CheckpointError(f"keep is {keep!r}; give how many checkpoints to keep, 1 or more, or leave it out")
-    ocp = orbax()
+    if wait or find_spec("orbax") is None:
+        orbax()  # loading it takes a second
     if full_path(directory).exists() and not full_path(directory).is_dir():
         raise CheckpointError(f"{directory} is a file; give a directory to save in")
-    leaves = [(path, x.array() if isinstance(x, LayerStack) else x) for path, x in named_leaves(state)]
-    records = [describe(path, leaf) for path, leaf in leaves]
-    partly = of_some_processes([leaf for _, leaf in leaves])
+    named = named_leaves(state)
+    records = [describe(path, leaf) for path, leaf in named]
+    leaves = moved([words_of(record, leaf) for record, (_, leaf) in zip(records, named, strict=True)])
+    wait_for_saves()
+    copies = None if wait else snapshot(leaves)
+    saving = Saving(directory, number, keep)
+    if copies is not None:
+        saving.in_background(partial(_contents, records, copies))
+        return saving
+    saving.begin(partial(_contents, records, leaves))
+    if wait:
+        saving.finish()
+        return None
+    saving.in_background()
+    return saving
+
+
+def _contents(records: list[SavedLeaf], leaves: list[Any], barrier: SaveBarrier) -> Contents:
+    """What is written, in the form that Orbax takes."""
+    ocp = orbax()
+    partly = of_some_processes(leaves, partial(barrier.agree, "owners"))
     arrays = {
         record.path: stored(record, leaf, some)
-        for record, (_, leaf), some in zip(records, leaves, partly, strict=True)
+        for record, leaf, some in zip(records, leaves, partly, strict=True)
         if record.is_stored
     }
-    wait_for_saves()
-    sums = checksums(arrays)
+    sums = barrier.agree("checksums", local_sums(arrays), joined)
     noted = [asdict(replace(r, checksum=sums.get(r.path, ""))) for r in records]
     note = {"format": _FORMAT, "version": _VERSION, "leaves": noted, "checksum": _checksum(noted)}
     of_owners, view = any(partly), Views()
     views = {record.path: view(arrays[record.path]) for record, some in zip(records, partly, strict=True) if some}
     kept = ocp.args.PyTreeSave(arrays | views) if of_owners else ocp.args.StandardSave(arrays)
     items = {"leaves": ocp.args.JsonSave(note)} | ({"arrays": kept} if arrays else {})
-    saving = Saving(directory, number, keep, of_owners=of_owners)
-    saving.begin(items)
-    if not wait:
-        saving.finish_later()
-        return saving
-    saving.finish()
-    return None
+    return Contents(items, of_owners)
 
 
 def restore(directory: str | PathLike[str], *, like: Any, step: int | None = None) -> Any:

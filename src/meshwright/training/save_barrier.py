@@ -1,13 +1,16 @@
-"""The barriers of one save among several processes, which end for all of them when one could not write its part.
+"""The barriers of one save among several processes; they end for all of them when one could not write its part.
 
 Orbax synchronises its background threads at barriers of JAX's coordination service. A process whose write failed does
 not come to the barrier where the others wait, but to the last one, and all would wait for each other until a timeout of
 twenty minutes. These barriers are texts in the service's store instead, among which a failure is published, too.
 """
 
+import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 
@@ -15,6 +18,8 @@ from meshwright import jax_compat
 from meshwright.errors import CheckpointError, ProcessError
 from meshwright.runtime.processes import peers
 from meshwright.training.checkpoint_files import reason
+
+Agreed = TypeVar("Agreed")
 
 _LOOK_S = 0.5  # between checks whether another process failed
 _TICK_S = 0.02  # between counts of the processes that have arrived
@@ -34,27 +39,35 @@ class SaveBarrier:
             jax_compat.forget_published(f"meshwright/saves/{number - 2}/")
 
     def __call__(self, key: str, timeout_ms: int | None = None) -> None:
-        """Waits until all processes are here.
+        """Waits until all processes are here; raises the same errors as `agree`."""
+        if self._count > 1:
+            error = sys.exc_info()[1]
+            if error is not None:
+                self.fail(error)
+                raise CheckpointError(reason(error)) from error
+            self.agree(key, None, lambda _: None)
+
+    def agree(self, key: str, own: Any, combine: Callable[[list[Any]], Agreed]) -> Agreed:
+        """What the first process makes of a value of each process; values are JSON's.
 
         Raises:
             CheckpointError: Another process could not write its part, or this one, and its error is being handled.
             ProcessError: Another process ended.
         """
         if self._count == 1:
-            return
-        error = sys.exc_info()[1]
-        if error is not None:
-            self.fail(error)
-            raise CheckpointError(reason(error)) from error
+            return combine([own])
         place = f"{self._folder}{key.replace('/', '.')}/"
-        jax_compat.publish(f"{place}{self._process}", "here")
+        jax_compat.publish(f"{place}{self._process}", json.dumps(own))
         if self._process == 0:
-            while len(jax_compat.all_published(place)) < self._count:
-                self._check()
-                time.sleep(_TICK_S)
-            jax_compat.publish(f"{place}all", "here")
-        while jax_compat.read_published(f"{place}all", _LOOK_S) is None:
+            values = [json.loads(self._read(f"{place}{process}")) for process in range(self._count)]
+            jax_compat.publish(f"{place}all", json.dumps(combine(values)))
+        agreed: Agreed = json.loads(self._read(f"{place}all"))
+        return agreed
+
+    def _read(self, key: str) -> str:
+        while (text := jax_compat.read_published(key, _LOOK_S)) is None:
             self._check()
+        return text
 
     def fail(self, error: BaseException) -> None:
         """Lets the others know that this process could not write its part."""

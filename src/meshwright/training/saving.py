@@ -1,4 +1,4 @@
-"""A save that is under way: Orbax copies the state to the host, then writes it in the background."""
+"""A save that is under way, in the background or not: Orbax writes what it is given."""
 
 import atexit
 import logging
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -40,11 +40,23 @@ class _Exists(CheckpointError):
     """There is such a checkpoint already."""
 
 
+class Contents(NamedTuple):
+    """What a checkpoint consists of.
+
+    Attributes:
+        items: Orbax's arguments, by item.
+        of_owners: Whether some processes have some of the arrays alone.
+    """
+
+    items: dict[str, Any]
+    of_owners: bool
+
+
 class Saving:
     """A checkpoint that is being written; `mw.save` with ``wait=False`` returns it."""
 
-    def __init__(self, directory: str | PathLike[str], step: int, keep: int | None, *, of_owners: bool):
-        self._directory, self._step, self._keep, self._of_owners = directory, step, keep, of_owners
+    def __init__(self, directory: str | PathLike[str], step: int, keep: int | None):
+        self._directory, self._step, self._keep = directory, step, keep
         self._earlier: list[int] = []
         self._manager: Any = None
         self._thread: Thread | None = None
@@ -74,10 +86,9 @@ class Saving:
         if error is not None:
             raise error
 
-    def begin(self, items: dict[str, Any]) -> None:
-        """Starts writing, and returns when the state itself is no longer needed."""
-        with_args = orbax().args.Composite(**items)
-        self._attempt(lambda: self._open(with_args))
+    def begin(self, contents: Callable[[SaveBarrier], Contents]) -> None:
+        """Starts writing, and returns when the arrays themselves are no longer needed."""
+        self._attempt(lambda: self._open(contents(self._barrier)))
 
     def finish(self) -> None:
         """Waits for the files, and then until the checkpoints that are not to be kept are removed."""
@@ -88,20 +99,20 @@ class Saving:
             self._remove(self._earlier[: max(0, len(self._earlier) - self._keep + 1)])
         self._barrier("removed")  # the next save lists the checkpoints
 
-    def finish_later(self) -> None:
-        """Does the same in the background."""
+    def in_background(self, contents: Callable[[SaveBarrier], Contents] | None = None) -> None:
+        """Does the same in the background, after beginning to write some contents unless it has begun."""
         global _pending
         if _pending is None:
             call_at_end(_finish)
             atexit.register(_fail_if_lost)
-        self._thread = Thread(target=self._run, name="meshwright-saving", daemon=True)
+        self._thread = Thread(target=self._run, args=(contents,), name="meshwright-saving", daemon=True)
         self._thread.start()
         _pending = self
 
-    def _open(self, args: Any) -> None:
+    def _open(self, contents: Contents) -> None:
         options = orbax().options.AsyncOptions(barrier_sync_fn=self._barrier)
         chosen = {"cleanup_tmp_directories": True, "async_options": options}
-        self._manager = manager(self._directory, is_async=True, of_owners=self._of_owners, **chosen)
+        self._manager = manager(self._directory, is_async=True, of_owners=contents.of_owners, **chosen)
         self._earlier = sorted(self._manager.all_steps())
         if self._step in self._earlier:
             raise _Exists(f"{self._directory} has step {self._step} already; save under another step or delete it")
@@ -109,7 +120,7 @@ class Saving:
         if jax.process_index() == 0:
             try_folder(self._directory, self._step)
         self._barrier("writable")
-        self._manager.save(self._step, args=args, force=True)
+        self._manager.save(self._step, args=orbax().args.Composite(**contents.items), force=True)
         self._is_writing = True
 
     def _complete(self) -> None:
@@ -155,8 +166,10 @@ class Saving:
             with suppress(Exception):  # it raises the error that is being handled once more
                 self._manager.close()
 
-    def _run(self) -> None:
+    def _run(self, contents: Callable[[SaveBarrier], Contents] | None) -> None:
         try:
+            if contents is not None:
+                self.begin(contents)
             self.finish()
         except CheckpointError as error:
             self._error = error
