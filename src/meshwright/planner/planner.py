@@ -34,7 +34,7 @@ from meshwright.planner.remedies import what_holds
 from meshwright.planner.solving.fit_memory import ViewState
 from meshwright.planner.solving.named_starts import restricted
 from meshwright.planner.solving.refining import proven
-from meshwright.planner.solving.view_search import ViewSearch, search
+from meshwright.planner.solving.view_search import Findings, ViewSearch, search
 from meshwright.planner.splitting import uneven_batch, uneven_state
 from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.tensor import KEPT, Spec, Tensor
@@ -157,13 +157,30 @@ class Task:
         """Solves on the meshes and makes the plan of the best; communication counts where it is not hidden.
 
         The plan's own costs are those of all communication.
+
+        Raises:
+            DoesNotFit: Nothing fits on any mesh.
+            ShardingError: What the method fixes is impossible on every mesh.
         """
-        budget = budget or Budget(self.method.seconds)
+        findings = Findings()
+        found = self._plan(meshes, say, budget or Budget(self.method.seconds), exposure, findings)
+        if found is None:
+            raise findings.error()
+        return found
+
+    def plan_if_any(self, meshes: list[Mesh], budget: Budget) -> PlanData | None:
+        """The plan; None where there is none, without seeking the least memory for which there would be one."""
+        return self._plan(meshes, lambda _: None, budget, None, Findings())
+
+    def _plan(
+        self, meshes: list[Mesh], say: Progress, budget: Budget, exposure: Exposure | None, findings: Findings
+    ) -> PlanData | None:
         formulate = cache(lambda mesh: self.formulate(mesh, exposure))
-        how = ViewSearch(formulate, self.limit, self.floor_bytes, self.named, say)
-        best, considered = search(meshes, how, budget)
+        found = search(meshes, ViewSearch(formulate, self.limit, self.floor_bytes, self.named, say), budget, findings)
+        if found is None:
+            return None
         say("reading the plan back")
-        return self._read_back(best, considered, budget)
+        return self._read_back(*found, budget)
 
     def named(self, method: Method, problem: MeshProblem) -> MeshProblem | None:
         """A problem as a named method restricts it, where this task's method is free to do what that does."""

@@ -8,7 +8,7 @@ again. The plan that is quickest as simulated is kept, or a simpler one that is 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from meshwright.errors import DoesNotFit, ShardingError
+from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
 from meshwright.planner.budget import Budget
 from meshwright.planner.methods import NAMED, Auto, DataParallel, Method, Zero
@@ -59,8 +59,9 @@ def _named(task: Task, meshes: Sequence[Mesh], say: Progress, budget: Budget) ->
             views = method.divided(task.graph, method.meshes(cluster)) if own_views else list(meshes)
             if _may_fit(task, method, views):
                 say(f"planning by {method.name} to compare")
-                yield task.by(method).plan(views, lambda _: None, budget.of_another_program())
-        except (DoesNotFit, ShardingError):  # the memory, the batch or the mesh do not allow what it fixes
+                plan = task.by(method).plan_if_any(views, budget.of_another_program())
+                yield from [] if plan is None else [plan]
+        except ShardingError:  # the batch or the mesh do not allow what it fixes
             continue
 
 

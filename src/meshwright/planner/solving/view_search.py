@@ -81,23 +81,22 @@ class Findings:
         self.remarks[sizes] = Considered(sizes, None, int(misfit.least_bytes), "does not fit")
 
     def error(self) -> Exception:
-        """Why there is no plan."""
+        """Why there is no plan: a `DoesNotFit`, for which the least memory is sought, or a `ShardingError`."""
         return _does_not_fit(self.misfits) if self.misfits else self.refused[0]
 
 
-def search(meshes: Sequence[Mesh], how: ViewSearch, budget: Budget) -> tuple[ViewState, list[Considered]]:
-    """The best view with its best choice that fits, and a word on every view.
+def search(
+    meshes: Sequence[Mesh], how: ViewSearch, budget: Budget, findings: Findings
+) -> tuple[ViewState, list[Considered]] | None:
+    """The best view with its best choice that fits, and a word on every view; None where there is none on any.
 
     Args:
         meshes: The views to try.
         how: Their problems and limits.
         budget: The time for it; the first view that can be solved is solved whatever it takes.
-
-    Raises:
-        DoesNotFit: Nothing fits on any view.
-        ShardingError: The fixed shardings are impossible on every view.
+        findings: Takes what is found of views, among it why there is no plan.
     """
-    findings, begun = Findings(), budget.now
+    begun = budget.now
     states = _solve_free(meshes, how, findings, budget)
     budget.hold_memory(budget.now - begun)
     if all(state.view.is_small for state in states) and any(max(state.formulation.copies) > 1 for state in states):
@@ -105,7 +104,7 @@ def search(meshes: Sequence[Mesh], how: ViewSearch, budget: Budget) -> tuple[Vie
     states = with_starts(states, how.named, budget.part(budget.tuning.phase_share))
     best = solve_best(states, findings, how.say, budget)
     if best is None:
-        raise findings.error()
+        return None
     rounds = {state.formulation.mesh.sizes: state.rounds for state in states}
     return best, [replace(findings.remarks[mesh.sizes], rounds=rounds.get(mesh.sizes, ())) for mesh in meshes]
 

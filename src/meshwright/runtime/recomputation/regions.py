@@ -55,7 +55,7 @@ def slice_to(
         chosen.append(operation)
         own = {value for value in operation.inputs if not _is_literal(program, value)}
         read |= own
-        missing |= own - set(there)
+        missing.update(value for value in own if value not in there)
     computed = {value for operation in chosen for value in operation.outputs}
     return chosen[::-1], {value for value in read if value in there or value not in computed}
 
