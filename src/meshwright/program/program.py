@@ -155,6 +155,17 @@ class Program:
         """
         return _Reading(first_id).region(closed, "")
 
+    def copy(self) -> "Program":
+        """A program of its own, for a pass that changes it; its regions are shared."""
+        return Program(
+            list(self.types),
+            self.inputs,
+            list(self.operations),
+            list(self.outputs),
+            dict(self.constants),
+            set(self.donated),
+        )
+
     @property
     def num_ids(self) -> int:
         """How many ids its operations take, those in regions included."""

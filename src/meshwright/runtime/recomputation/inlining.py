@@ -15,22 +15,10 @@ from meshwright.program.program import Operation, Program
 
 def without_checkpoints(program: Program) -> Program:
     """The program with its checkpoints inlined and their work merged with equal work done before."""
-    whole = copied(program)
+    whole = program.copy()
     if any(operation.is_checkpoint for operation in program.operations):
         whole.operations[:] = _Merging(whole).operations(program.operations)
     return whole
-
-
-def copied(program: Program) -> Program:
-    """A program of its own, for a pass that changes it."""
-    return Program(
-        list(program.types),
-        program.inputs,
-        list(program.operations),
-        list(program.outputs),
-        dict(program.constants),
-        set(program.donated),
-    )
 
 
 class _Merging:

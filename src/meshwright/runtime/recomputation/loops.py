@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from meshwright import jax_compat
 from meshwright.program.as_jaxpr import as_jaxpr
 from meshwright.program.program import SCAN, Operation, Program
-from meshwright.runtime.recomputation.inlining import copied, without_checkpoints
+from meshwright.runtime.recomputation.inlining import without_checkpoints
 from meshwright.runtime.recomputation.layers import Layers, is_heavy, one_layer
 from meshwright.runtime.recomputation.policies import Retained
 from meshwright.runtime.recomputation.regions import inlined, part_of, recomputation, replaced, slice_to
@@ -106,7 +106,7 @@ class _Pair:
 
 
 def _joined(ahead: Operation, behind: Operation) -> _Pair:
-    joint = without_checkpoints(copied(ahead.regions[0]))
+    joint = without_checkpoints(ahead.regions[0].copy())
     body, returned = behind.regions[0], list(joint.outputs)
     num_consts, num_carry = behind.num_consts, behind.num_carry
     known = dict(zip(ahead.outputs[ahead.num_carry :], returned[ahead.num_carry :], strict=True))

@@ -14,7 +14,7 @@ from meshwright.graph.phases import BACKWARD, FORWARD, PHASES
 from meshwright.graph.tracing.call import Call
 from meshwright.program.as_jaxpr import as_jaxpr
 from meshwright.program.program import SCAN, Operation, Program
-from meshwright.runtime.recomputation.inlining import copied, without_checkpoints
+from meshwright.runtime.recomputation.inlining import without_checkpoints
 from meshwright.runtime.recomputation.layers import OUTSIDE, Layers, is_heavy, layers_of, phases_of
 from meshwright.runtime.recomputation.loops import Keep, loop_pairs, recompute_trips
 from meshwright.runtime.recomputation.policies import LEVELS, NONE, Deciding, Retained, all_kept
@@ -65,7 +65,7 @@ def regions_of(program: Program) -> list[Region]:
 
     def record(region: Program, layers: Layers, moving: Collection[int] = (), trips: int = 0) -> Retained:
         if layers.num_kinds:
-            found.append(Region(copied(region), layers, set(moving), trips))
+            found.append(Region(region.copy(), layers, set(moving), trips))
         return all_kept(region)
 
     if _has_both_passes(program):
@@ -75,7 +75,7 @@ def regions_of(program: Program) -> list[Region]:
 
 def _region(program: Program, keep: Keep) -> Program:
     """A region that has a forward and a backward pass, changed as a policy says."""
-    whole = without_checkpoints(copied(program))
+    whole = without_checkpoints(program.copy())
     for operation in [one for one in whole.operations if one.name == SCAN and one.regions]:
         if _has_both_passes(operation.regions[0]):
             _replace_body(whole, operation, keep)
