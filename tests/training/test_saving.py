@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.training.checkpoint_files import full_path, try_folder
+from meshwright.training.checkpoint_files import full_path
 
 pytestmark = pytest.mark.devices
 
@@ -147,8 +147,24 @@ def test_a_program_whose_save_was_refused_can_end(tmp_path):
     assert done.returncode == 0, done.stderr  # a thread of Orbax may still log that it came too late
 
 
-def test_a_folder_that_is_only_tried_may_be_removed_by_a_save_that_ends_meanwhile(tmp_path, monkeypatch):
+def test_a_folder_is_not_tried_while_orbax_removes_what_it_takes_for_remains(tmp_path, monkeypatch):
+    """It does so in a thread that a manager starts: whichever came second would not find the folder."""
+    import orbax.checkpoint as ocp
+
+    begun = []
     kind = type(full_path(tmp_path))
-    monkeypatch.setattr(kind, "mkdir", lambda self, **options: None)  # made, and removed by another thread
-    try_folder(tmp_path, 3)
-    assert not any(tmp_path.iterdir())
+    make, start = kind.mkdir, ocp.CheckpointManager.__init__
+
+    def noted(self, **options):
+        if "tried" in self.name:
+            begun.append("tried")
+        make(self, **options)
+
+    def started(self, *args, **options):
+        begun.append("removing")
+        start(self, *args, **options)
+
+    monkeypatch.setattr(kind, "mkdir", noted)
+    monkeypatch.setattr(ocp.CheckpointManager, "__init__", started)
+    mw.save(tmp_path, 1, {"n": 1})
+    assert begun == ["tried", "removing"]

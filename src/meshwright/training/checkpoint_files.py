@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-from contextlib import suppress
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -146,8 +145,7 @@ def try_folder(directory: str | PathLike[str], step: int) -> None:
     """Makes a folder beside that of a checkpoint, and removes it; raises what the disk says to that."""
     path = full_path(directory) / f"{step}.tried.orbax-checkpoint-tmp"
     path.mkdir(parents=True, exist_ok=True)
-    with suppress(FileNotFoundError):  # a save that ends meanwhile removes what it takes for the rest of a failed one
-        path.rmtree()
+    path.rmtree()
 
 
 def clean(directory: str | PathLike[str]) -> None:

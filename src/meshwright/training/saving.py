@@ -110,16 +110,17 @@ class Saving:
         _pending = self
 
     def _open(self, contents: Contents) -> None:
+        # Orbax's threads wait twenty minutes for a folder that cannot be made, and the program cannot end meanwhile. It
+        # is tried before there is a manager, which removes such folders in a thread of its own.
+        if jax.process_index() == 0:
+            try_folder(self._directory, self._step)
+        self._barrier("writable")
         options = orbax().options.AsyncOptions(barrier_sync_fn=self._barrier)
         chosen = {"cleanup_tmp_directories": True, "async_options": options}
         self._manager = manager(self._directory, is_async=True, of_owners=contents.of_owners, **chosen)
         self._earlier = sorted(self._manager.all_steps())
         if self._step in self._earlier:
             raise _Exists(f"{self._directory} has step {self._step} already; save under another step or delete it")
-        # Orbax's threads wait twenty minutes for a folder that cannot be made, and the program cannot end meanwhile.
-        if jax.process_index() == 0:
-            try_folder(self._directory, self._step)
-        self._barrier("writable")
         self._manager.save(self._step, args=orbax().args.Composite(**contents.items), force=True)
         self._is_writing = True
 
