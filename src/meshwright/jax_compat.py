@@ -52,6 +52,7 @@ CHECKPOINTS = frozenset({"remat2", "remat", "checkpoint"})
 #: The primitives whose equations may run jaxprs that a program looks into.
 RUN_JAXPRS = frozenset({*_CALLS, "custom_linear_solve", "scan", "while", "cond"})
 _RECOMPUTED = "rematted_computation"
+HOST_MEMORY = "pinned_host"  # what XLA calls the host's memory that devices read and write directly
 _Unpickler: Any = getattr(serialize_executable, "_JaxPjrtUnpickler", None)
 # From 0.12 on, a rule also takes which operands that are references may be read later.
 _HAS_LIVE_INPUTS = "live_inputs" in signature(partial_eval.dce_jaxpr).parameters
@@ -187,6 +188,26 @@ def recomputing(body: Callable[[Any], Any], first: Any, prevent_cse: bool) -> Eq
     )
 
 
+def is_on_host(aval: Any) -> bool:
+    """Whether values of a type are in the memory of the host, rather than in that of the devices."""
+    return getattr(aval, "memory_space", None) is jax.memory.Space.Host
+
+
+def host_copies(aval: Any, like: Any) -> tuple[Equation, Equation]:
+    """The equations that copy a value to the host's memory and back from there, named as another equation is.
+
+    Args:
+        aval: The type of the value on the device.
+        like: The other equation.
+    """
+    host, device = jax.memory.Space.Host, jax.memory.Space.Device
+    found = []
+    for place, kind in ((host, aval), (device, aval.update(memory_space=host))):
+        copy = jax.make_jaxpr(lambda value, place=place: jax.device_put(value, place, may_alias=False))(kind)
+        found.append(copy.jaxpr.eqns[0].replace(source_info=like.source_info))
+    return found[0], found[1]
+
+
 def as_recomputed(eqn: Any, stack: Sequence[Any]) -> Equation:
     """An equation under the names of what a checkpoint computes again."""
     names = source_info_util.new_name_stack(_RECOMPUTED)
@@ -224,7 +245,10 @@ def scan_of(eqn: Any, stack: Sequence[Any], body: Any, counts: tuple[int, int], 
             carry, stacked = jax.lax.scan(step, list(operands[first:second]), list(operands[second:]), **options)
         return [*carry, *stacked]
 
-    kinds = [jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False)) for t in types]
+    kinds = [
+        t if is_on_host(t) else jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False))
+        for t in types
+    ]
     return jax.make_jaxpr(scan)(*kinds)
 
 

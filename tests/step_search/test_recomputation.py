@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.cost.rates import catalogue_rates
 from meshwright.errors import ShardingError
 from meshwright.hardware import Cluster
 from meshwright.parallelism.sentence import plain_sentence
@@ -94,6 +95,47 @@ def test_it_runs_with_the_numbers_of_one_device_and_is_saved(tmp_path):
     found = mw.parallelize(step, method=plan, donate_argnums=())(*arguments())
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+@cache
+def on_host(microbatches=1):
+    method = mw.DataParallel(recompute="offload", microbatches=microbatches)
+    return mw.plan(step, *arguments(), cluster="1x8 h100", method=method)
+
+
+def test_what_is_on_the_host_takes_none_of_the_device_and_the_time_of_its_copies():
+    full = mw.plan(step, *arguments(), cluster="1x8 h100", method=mw.DataParallel(recompute="full", microbatches=1))
+    plan = on_host()
+    copies = [op.load for op in plan.ops if op.load is not None and op.load.over_host_link]
+    assert len(copies) == 2 * (LAYERS - 1)  # not of the first layer, which reads what is in none
+    each = BATCH * WIDTH * 4 // copies[0].num_parts
+    assert {load.num_bytes for load in copies} == {each}
+    assert plan.memory.host_bytes == (LAYERS - 1) * each and full.memory.host_bytes == 0
+    assert plan.memory.peak_bytes < full.memory.peak_bytes
+    rates, chip = catalogue_rates(plan.mesh.chip), plan.mesh.chip
+    assert rates.load_s(copies[0]) == chip.launch_s + each / chip.host_bandwidth
+    assert "inputs that are kept on the host" in plain_sentence(plan) and "on its host" in str(plan)
+
+
+@pytest.mark.devices
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_what_comes_back_from_the_host_has_the_numbers_of_one_device(microbatches):
+    expected = jax.jit(step)(*arguments())
+    found = mw.parallelize(step, method=on_host(microbatches), donate_argnums=())(*arguments())
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_cpus_have_no_other_host():
+    with pytest.raises(ShardingError, match=r"compute in the memory of their host.*give 'full'"):
+        mw.plan(step, *arguments(), cluster="1x8 cpu", method=mw.Zero(recompute="offload"))
+
+
+def test_hosts_hold_no_more_than_the_cluster_says(tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text('hosts = 1\ndevices_per_host = 8\nchip = "h100"\n[chip_overrides]\nhost_memory = "8KiB"\n')
+    with pytest.raises(mw.DoesNotFit, match=r"keeps .* of each device on its host, which has 8\.00 KiB"):
+        mw.plan(step, *arguments(), cluster=file, method=mw.DataParallel(recompute="offload", microbatches=1))
 
 
 @pytest.mark.parametrize("method", [mw.Zero, mw.DataParallel, mw.Auto])

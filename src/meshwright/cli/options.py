@@ -44,7 +44,8 @@ RecomputeOption = Annotated[
     str,
     typer.Option(
         metavar="WORD",
-        help="What the backward pass computes again: none, selective, alternate, full, full:1/2, 'as written', auto.",
+        help="What the backward pass computes again: none, selective, alternate, full, full:1/2, 'as written', auto; "
+        "by offload full, from inputs on the host.",
     ),
 ]
 PipelineOption = Annotated[

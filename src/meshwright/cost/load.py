@@ -31,6 +31,7 @@ class Load:
         aligned: Part of a product's rate that is left to its kernel, such as where rows of its operands do not start at
             even addresses; its bytes are slower, too.
         useful: Part of a kernel's arithmetic that is asked for; the rest is spent on zeros and on idle cores.
+        over_host_link: Whether its bytes go between the device and its host, rather than through the device's memory.
     """
 
     flops: Amount
@@ -47,6 +48,7 @@ class Load:
     head_dim: Size = 0
     aligned: Rate = 1.0
     useful: Rate = 1.0
+    over_host_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)

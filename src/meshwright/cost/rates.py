@@ -89,6 +89,8 @@ class Rates:
         if like.flops:
             product_s = self._product_s(flops / (like.aligned * like.useful), num_bytes / like.aligned, like.dtype)
             return self.chip.launch_s + product_s + self.chip.fetch_s * fetches
+        if like.over_host_link:
+            return self.chip.launch_s + num_bytes / self.chip.host_bandwidth
         joined: Any = (1 - _JOINED) * (like.trips > 1 and self._joins_kernels) * (num_bytes < _SMALL)
         launch_s = self.chip.launch_s * like.kernel * (1 - joined)
         return launch_s + self._moved_s(num_bytes) + self.chip.special_s * special

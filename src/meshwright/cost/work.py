@@ -57,6 +57,8 @@ def loads_of(
     special = (computed * nest.num_special + (counted(op) if is_cuda else 0.0)) / num_parts
     fetches = np.broadcast_to(num_fetches, num_parts.shape)
     call = attention_call(op, nest)
+    if op.host_copy_bytes:
+        moved_bytes = op.host_copy_bytes / num_parts
     first = Load(
         float(flops[0]),
         float(moved_bytes[0]),
@@ -70,6 +72,7 @@ def loads_of(
         *(("backward" if call.backward else "forward", call.keys, call.head_dim) if call else ("", 0.0, 0)),
         alignment(chip, op) * (rate_left(op) if is_cuda and nest.flops else 1.0),
         arithmetic_left(op) if is_cuda and nest.flops else 1.0,
+        op.host_copy_bytes > 0,
     )
     return Loads(first, flops, moved_bytes, fetches, special)
 

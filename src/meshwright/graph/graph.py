@@ -279,12 +279,14 @@ class Graph:
     def for_cpu(self) -> "Graph":
         """The graph with the types of XLA's CPU backend, which computes and sends bfloat16 as float32.
 
+        There the memory of the host is that of the devices.
+
         Arguments, results and values that the program itself converts are bfloat16 in memory, and float32 when sent.
         """
-        wide = np.array([cpu_itemsize(kind.dtype, kind.itemsize) != kind.itemsize for kind in self.kinds], bool)
-        if not wide.any():
+        other = np.array([_for_cpu(kind) != kind for kind in self.kinds], bool)
+        if not other.any():
             return self
-        columns, signatures, changed = self.columns, list(self.columns.signatures), wide[self.kind]
+        columns, signatures, changed = self.columns, list(self.columns.signatures), other[self.kind]
         changed[[*self.inputs, *self.outputs]] = False
         for number, one in enumerate(signatures):
             results = tuple(map(_for_cpu, one.results))
@@ -320,4 +322,4 @@ def cpu_itemsize(dtype: str, itemsize: int) -> int:
 
 
 def _for_cpu(kind: TensorType) -> TensorType:
-    return replace(kind, itemsize=cpu_itemsize(kind.dtype, kind.itemsize))
+    return replace(kind, itemsize=cpu_itemsize(kind.dtype, kind.itemsize), on_host=False)

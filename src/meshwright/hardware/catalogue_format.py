@@ -19,6 +19,8 @@ CHIP_FIGURES = (
     "special_s",
     "best_fraction",
     "half_flops",
+    "host_bandwidth",
+    "host_memory",
 )
 FLOPS_TYPES = ("bfloat16", "float16", "float32", "float64", "float8", "float4", "int8")
 LINK_FIGURES = ("bandwidth", "copy_bandwidth", "shared_bandwidth", "exchange_efficiency")
@@ -50,6 +52,7 @@ def read_chip(data: dict[str, Any], where: str, find_link: FindLink) -> Chip:
         cores=whole(data["cores"], f"{where}: cores") if "cores" in data else 0,
         devices_per_host=whole(data.get("devices_per_host", 8), f"{where}: devices_per_host"),
         memory_bytes=int(values.pop("memory")),
+        host_memory_bytes=int(values.pop("host_memory", 0)),
         flops=tuple((figure.name, figure.value) for figure in rates),
         intra=intra,
         inter=inter,

@@ -58,6 +58,9 @@ class Chip:
         best_fraction: Fraction of peak that large matrix products reach.
         half_flops: Size of a half-precision product that reaches half of that.
         devices_per_host: The usual number in a host.
+        host_bandwidth: Bytes per second that a program copies to the host's memory or back. Unless the catalogue says
+            otherwise, 16 lanes of PCI Express 4.0 at the part of their rate that an H200 reaches of its own.
+        host_memory_bytes: Memory of the host for each of its devices; 0 where it is not known.
         intra: The usual link inside a host.
         inter: The usual link between hosts.
         figures: Where each number came from.
@@ -82,6 +85,8 @@ class Chip:
     best_fraction: Rate = 1.0
     half_flops: Amount = 0.0
     devices_per_host: Count = 8
+    host_bandwidth: Rate = 26e9
+    host_memory_bytes: Size = 0
     figures: tuple[Figure, ...] = field(default=(), compare=False, repr=False)
 
     def peak_flops(self, dtype: str) -> float:

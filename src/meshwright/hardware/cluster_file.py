@@ -81,8 +81,8 @@ def _override_chip(chip: Chip, table: dict[str, Any], where: str) -> Chip:
     values = {key: quantity(value, f"{where}: {key}") for key, value in table.items()}
     flops = {**dict(chip.flops), **{key: values.pop(key) for key in FLOPS_TYPES if key in values}}
     changes: dict[str, Any] = {**values, "flops": tuple(flops.items())}
-    if "memory" in changes:
-        changes["memory_bytes"] = int(changes.pop("memory"))
+    for key in changes.keys() & {"memory", "host_memory"}:
+        changes[f"{key}_bytes"] = int(changes.pop(key))
     return replace(chip, **changes)
 
 

@@ -24,7 +24,7 @@ _LEVELS = {
     "selective": "attention and elementwise work recomputed",
     "alternate": "every second product recomputed",
     "full": "layers recomputed",
-    "offload": "products of layers kept on the host, the rest recomputed",
+    "offload": "layers recomputed from inputs that are kept on the host",
 }
 _OF_DTYPE = {"bool": 8, "complex64": 64, "complex128": 128}
 

@@ -35,7 +35,8 @@ class Method:
             are added up. ``"auto"`` takes as many as the memory needs. A method of stages decides it by itself.
         recompute: What the backward pass computes again instead of keeping it: ``"none"``; ``"selective"``, all but
             products with weights and fused kernels; ``"alternate"``, every second product as well; ``"full"``, whole
-            layers; ``"full:1/2"`` and so on for a part of the layers; ``"as written"``, what `jax.checkpoint` says.
+            layers; ``"offload"``, the same, with their inputs kept in the host's memory; ``"full:1/2"`` and so on for a
+            part of the layers; ``"as written"``, what `jax.checkpoint` says.
             ``"auto"`` decides it with the microbatches, and takes `jax.checkpoint` for a suggestion.
     """
 

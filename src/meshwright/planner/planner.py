@@ -240,6 +240,7 @@ class Task:
                 None if limit is None else round(limit * factor),
                 self._argument_bytes(back),
                 self.graph.ops[profile.peak_at].label if self.graph.ops else "",
+                self._host_bytes(back),
             ),
             solution=SolutionSummary.proven(cost.total, bound, solved.seconds, tied.latest.status.value),
             arguments=tuple(self._arguments(back)),
@@ -329,6 +330,15 @@ class Task:
         named = {"parameters": self.roles.parameters, "optimizer": self.roles.optimizer, "data": self.roles.data}
         held = self.graph.num_bytes / back.axes.num_parts(back.made)
         return {name: int(held[list(values)].sum()) for name, values in named.items()}
+
+    def _host_bytes(self, back: Readback) -> int:
+        """The most bytes that a device keeps on its host at once."""
+        kinds, live = self.graph.kinds, back.formulation.live
+        away = np.array([kind.copied_bytes if kind.on_host else 0 for kind in kinds], np.int64)[self.graph.kind]
+        held, change = away / back.axes.num_parts(back.made), np.zeros(live.num_steps + 1)
+        np.add.at(change, live.start, held)
+        np.subtract.at(change, live.stop, held)
+        return round(np.cumsum(change).max(initial=0.0))
 
 
 def unsplittable(graph: Graph) -> tuple[str, ...]:

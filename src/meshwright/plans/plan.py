@@ -58,12 +58,14 @@ class Memory:
         limit_bytes: The limit of the plan; None without one.
         argument_bytes: Bytes of the arguments' shards, by role.
         peak_operation: The operation that runs at the peak.
+        host_bytes: The largest number of bytes that it keeps in the memory of its host meanwhile.
     """
 
     peak_bytes: Size
     limit_bytes: Size | None
     argument_bytes: Mapping[str, Size]
     peak_operation: str
+    host_bytes: Size = 0
 
 
 @dataclass(frozen=True, slots=True)

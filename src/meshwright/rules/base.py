@@ -30,14 +30,21 @@ Dims = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Shape and dtype name of one operand or result."""
+    """Shape and dtype name of one operand or result, and whether it is in the memory of the host."""
 
     shape: tuple[int, ...]
     dtype: str
     itemsize: int = 4
+    on_host: bool = False
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the devices' memory."""
+        return 0 if self.on_host else self.copied_bytes
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that a copy moves, wherever it is."""
         return prod(self.shape) * self.itemsize
 
 
@@ -49,6 +56,14 @@ class Signature:
     params: Mapping[str, Any]
     operands: tuple[TensorType, ...]
     results: tuple[TensorType, ...]
+
+    @property
+    def host_copy_bytes(self) -> int:
+        """Bytes that it copies between the devices and their hosts."""
+        if self.primitive != "device_put":
+            return 0
+        pairs = zip(self.operands, self.results, strict=True)
+        return sum(one.copied_bytes for one, other in pairs if one.on_host != other.on_host)
 
 
 @dataclass(frozen=True, slots=True)

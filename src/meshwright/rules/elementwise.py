@@ -41,7 +41,7 @@ def pairwise(op: Signature) -> LoopNest | None:
         return None
     loops = Loops()
     dims = [loops.spread(tensor.shape) for tensor in op.operands]
-    return loops.nest(dims, dims, fusible=True)
+    return loops.nest(dims, dims, fusible=not op.host_copy_bytes)
 
 
 RULES: dict[str, Rule] = {

@@ -24,13 +24,14 @@ from meshwright.planner.planner import Progress
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.cut_operations import CannotCut
 from meshwright.runtime.microbatches.planned_parts import cut_traced, recomputing
-from meshwright.runtime.recomputation.policies import AS_WRITTEN, FULL, NONE, SELECTIVE
+from meshwright.runtime.recomputation.policies import AS_WRITTEN, FULL, NONE, SELECTIVE, uses_host
 from meshwright.runtime.recomputation.recomputed import regions_of
 from meshwright.step_search import microbatches
 from meshwright.step_search.keeping import Keeping
 from meshwright.step_search.layer_kinds import Figures, LayerKind
 from meshwright.step_search.promises import Promise, Promises
 from meshwright.step_search.ranking import simplest, with_step
+from meshwright.units import format_bytes
 
 _MOST_PLANS = 6  # by which promises are corrected
 _MOST_CUT = 4  # steps in microbatches that are kept, since another method may plan them, too
@@ -69,9 +70,10 @@ def decided(
         return cut_as(traced.graph.recompute, tuple(positions), count)
 
     def planned(policy: str, by: Method = method) -> PlanData:
-        return with_step(microbatches.decided(changed(policy), batch, by, meshes, solve, say, cut))
+        return _fits_host(with_step(microbatches.decided(changed(policy), batch, by, meshes, solve, say, cut)))
 
     if method.recompute != AUTO:
+        _check_host(method.recompute, meshes[0])
         _check_share(method.recompute, changed(method.recompute))
         return planned(method.recompute)
     has_backward = bool((traced.graph.columns.phase == PHASES.index(BACKWARD)).any())
@@ -113,6 +115,28 @@ def _check_share(word: str, traced: Traced) -> None:
             f"recompute is {word!r}, and this step has no layers that run one after the other: all trips of a loop are "
             f"alike; give {kind!r}"
         )
+
+
+def _check_host(word: str, mesh: Mesh) -> None:
+    """Refuses to keep results on the host for devices that compute there."""
+    if uses_host(word) and mesh.is_cpu:
+        raise ShardingError(
+            f"recompute is {word!r}, and these devices compute in the memory of their host, so that nothing is saved "
+            f"by keeping results there; give {FULL!r}"
+        )
+
+
+def _fits_host(plan: PlanData) -> PlanData:
+    """Refuses a plan that keeps more on the hosts than they hold, where the cluster says how much that is."""
+    room = 0 if plan.mesh.chip is None else plan.mesh.chip.host_memory_bytes
+    if room and plan.memory.host_bytes > room:
+        raise DoesNotFit(
+            f"the plan keeps {format_bytes(plan.memory.host_bytes)} of each device on its host, which has "
+            f"{format_bytes(room)} for each: give recompute={FULL!r}, or more microbatches",
+            needed_bytes=plan.memory.host_bytes,
+            limit_bytes=room,
+        )
+    return plan
 
 
 def _may_be_short(traced: Traced, mesh: Mesh, method: Method) -> bool:

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxpr_as_fun
 
+from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.tracing.call import call_abstractly
 from meshwright.program.as_jaxpr import as_jaxpr
 from meshwright.program.program import Program
+from meshwright.runtime.recomputation.layers import layers_of
 from meshwright.runtime.recomputation.policies import LEVELS, check_word
 from meshwright.runtime.recomputation.recomputed import recomputed
 from tests.draws import normal
@@ -116,6 +118,28 @@ def test_every_second_layer():
     call = call_abstractly(STEPS["unrolled"], (W, X))
     products = [count(recomputed(call, word).program, "dot_general") for word in ("none", "full:1/3", "full:2/3")]
     assert np.diff(products).tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("word", ["offload", "keep 3 offload 7"])
+def test_what_goes_to_the_host_comes_back_for_the_same_numbers(name, word):
+    call = call_abstractly(STEPS[name], (W, X))
+    new = recomputed(call, word)
+    assert_same(run(call, (W, X)), run(new, (W, X)))
+    copies = [one for one in new.program.walk() if one.name == "device_put"]
+    away = [one for one in copies if jax_compat.is_on_host(one.equation.outvars[0].aval)]
+    assert away and len(copies) == 2 * len(away)
+
+
+def test_inputs_of_layers_are_read_from_the_host_by_their_own_backward_pass():
+    program = recomputed(call_abstractly(STEPS["unrolled"], (W, X)), "offload").program
+    away = {one.outputs[0]: one.inputs[0] for one in program.operations if one.name == "device_put"}
+    assert len(away) == LAYERS - 1  # the first reads what is in no layer
+    backward = layers_of(program).backward
+    for copy, value in away.items():
+        readers = [n for n, one in enumerate(program.operations) if backward[n] and value in one.inputs]
+        fetches = [one for one in program.operations if copy in one.inputs]
+        assert not readers and len(fetches) == 1
 
 
 def test_a_checkpoint_that_keeps_products_is_no_law():

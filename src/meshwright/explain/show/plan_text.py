@@ -93,7 +93,10 @@ def memory_text(plan: "PlanData") -> str:
     memory = plan.memory
     limit = "" if memory.limit_bytes is None else f" of {format_bytes(memory.limit_bytes)} allowed"
     of_arguments = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.argument_bytes.items() if size)
-    return f"{format_bytes(memory.peak_bytes)}{limit} per device" + (f" ({of_arguments})" if of_arguments else "")
+    on_host = f", and {format_bytes(memory.host_bytes)} on its host" if memory.host_bytes else ""
+    return f"{format_bytes(memory.peak_bytes)}{limit} per device{on_host}" + (
+        f" ({of_arguments})" if of_arguments else ""
+    )
 
 
 def _tensors(plan: "PlanData") -> list[RenderableType]:

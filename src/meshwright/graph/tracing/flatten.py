@@ -108,13 +108,13 @@ def _type(aval: Any) -> TensorType:
     dtype = getattr(aval, "dtype", None)
     if dtype is None:  # tokens and the like hold no data
         return TensorType((), "token", 0)
-    return _of(aval.shape, dtype)
+    return _of(aval.shape, dtype, jax_compat.is_on_host(aval))
 
 
 @lru_cache(maxsize=2**14)
-def _of(shape: tuple[Any, ...], dtype: Any) -> TensorType:
+def _of(shape: tuple[Any, ...], dtype: Any, on_host: bool) -> TensorType:
     """A type, which thousands of values share: the name of a dtype takes NumPy a while."""
-    return TensorType(tuple(int(d) for d in shape), str(dtype), jax_compat.itemsize(dtype))
+    return TensorType(tuple(int(d) for d in shape), str(dtype), jax_compat.itemsize(dtype), on_host)
 
 
 class Flat:
@@ -290,7 +290,7 @@ class Flat:
             kind = self.kind[ins[0]]
             if shapes:
                 element = self.names.kinds[kind]
-                kind = self.names.number(TensorType(shapes[place], element.dtype, element.itemsize))
+                kind = self.names.number(replace(element, shape=shapes[place]))
             signature = self.names.signature(name, {}, [self.kind[v] for v in ins], [kind])
             results.append(self._add(signature, ins, [kind], scope, trips, number, None)[0])
         return results

@@ -15,13 +15,15 @@ from jax import lax
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
+from meshwright import jax_compat
 from meshwright.plans.plan import partition_spec
 from meshwright.plans.tensor import Spec
 
 
 def constrain(value: Any, mesh: DeviceMesh, spec: Spec) -> jax.Array:
-    """A value constrained to a sharding."""
-    return lax.with_sharding_constraint(value, NamedSharding(_around(mesh), partition_spec(spec)))
+    """A value constrained to a sharding, in the memory that it is in."""
+    memory = jax_compat.HOST_MEMORY if jax_compat.is_on_host(jax.typeof(value)) else None
+    return lax.with_sharding_constraint(value, NamedSharding(_around(mesh), partition_spec(spec), memory_kind=memory))
 
 
 def on_each_device(

@@ -5,7 +5,7 @@ bytes, which is between layers; what it hands on there is kept. Operations outsi
 the loss, run once, beside everything that the layers keep, so to compute them again would save nothing at the peak.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -33,6 +33,7 @@ class Layers:
         layer: The layer of each operation of the forward pass; `OUTSIDE` for others.
         kind: The kind of each layer: layers of one kind repeat one another.
         place: The place of each operation in its layer; a lap that is cut off has those of a whole one.
+        hands_on: Whether another layer reads results of each operation; in a loop, whether the next trip does.
     """
 
     forward: NDArray[np.bool_]
@@ -40,6 +41,7 @@ class Layers:
     layer: NDArray[np.int64]
     kind: list[int]
     place: NDArray[np.int64]
+    hands_on: NDArray[np.bool_]
 
     @property
     def num_kinds(self) -> int:
@@ -82,13 +84,20 @@ def layers_of(program: Program) -> Layers:
             layer[ahead[first:stop]] = len(kind)
             place[ahead[first:stop]] = np.arange(first - laps[1][0], stop - laps[1][0]) % run.period
             kind.append(number)
-    return Layers(forward, backward, layer, kind, place)
+    return Layers(forward, backward, layer, kind, place, _hands_on(program, layer))
 
 
-def one_layer(program: Program, num_forward: int) -> Layers:
-    """The layers of a region that has a forward pass of one layer, so many operations, and its backward pass."""
+def one_layer(program: Program, num_forward: int, carried: Collection[int]) -> Layers:
+    """The layers of a region that has a forward pass of one layer, so many operations, and its backward pass.
+
+    Args:
+        program: The region.
+        num_forward: The number of operations of the forward pass.
+        carried: The values that it hands on.
+    """
     forward = np.arange(len(program.operations)) < num_forward
-    return Layers(forward, ~forward, np.where(forward, 0, OUTSIDE), [0], np.arange(len(forward)))
+    hands_on = np.array([not set(carried).isdisjoint(one.outputs) for one in program.operations], bool)
+    return Layers(forward, ~forward, np.where(forward, 0, OUTSIDE), [0], np.arange(len(forward)), forward & hands_on)
 
 
 def is_heavy(operation: Operation) -> bool:
@@ -100,6 +109,16 @@ def num_bytes(aval: object) -> int:
     """The bytes of a value of some type; 0 for a token."""
     dtype, shape = getattr(aval, "dtype", None), getattr(aval, "shape", ())
     return 0 if dtype is None else prod(shape) * jax_compat.itemsize(dtype)
+
+
+def _hands_on(program: Program, layer: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """The operations whose results another layer reads."""
+    maker = {value: n for n, one in enumerate(program.operations) if layer[n] != OUTSIDE for value in one.outputs}
+    found = np.zeros(len(layer), bool)
+    for number in np.flatnonzero(layer != OUTSIDE).tolist():
+        read = (maker[value] for value in program.operations[number].inputs if value in maker)
+        found[[n for n in read if layer[n] != layer[number]]] = True
+    return found
 
 
 def _crossing(program: Program, operations: Sequence[Operation]) -> NDArray[np.int64]:

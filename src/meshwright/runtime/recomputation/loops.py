@@ -18,7 +18,7 @@ from meshwright.program.program import SCAN, Operation, Program
 from meshwright.runtime.recomputation.inlining import without_checkpoints
 from meshwright.runtime.recomputation.layers import Layers, is_heavy, one_layer
 from meshwright.runtime.recomputation.policies import Retained
-from meshwright.runtime.recomputation.regions import inlined, part_of, recomputation, replaced, slice_to
+from meshwright.runtime.recomputation.regions import host_copy, inlined, part_of, recomputation, replaced, slice_to
 
 #: Says what a region keeps, given its layers and, of a loop's trip, its inputs that are activations and its length.
 Keep = Callable[..., Retained]
@@ -51,13 +51,13 @@ def recompute_trips(program: Program, first: int, second: int, keep: Keep) -> No
     """
     ahead, behind = program.operations[first], program.operations[second]
     pair = _joined(ahead, behind)
-    trip = _Trip(pair, keep(pair.joint, pair.layers, pair.carried, _length(ahead)).at_all)
+    trip = _Trip(pair, keep(pair.joint, pair.layers, pair.carried, _length(ahead)))
     elsewhere = _read_elsewhere(program, ahead, second, pair)
     stacks = [program.add_value(_stacked(pair.joint.types[value], _length(ahead))) for value in trip.stacked]
     body = part_of(
         pair.joint,
         [*pair.joint.inputs],
-        pair.ahead,
+        [*pair.ahead, *trip.copies],
         [*pair.returned[: ahead.num_carry], *(pair.returned[ahead.num_carry + n] for n in elsewhere), *trip.stacked],
     )
     made = [*ahead.outputs[: ahead.num_carry], *(ahead.outputs[ahead.num_carry + n] for n in elsewhere), *stacks]
@@ -98,7 +98,7 @@ class _Pair:
     ahead: list[Operation]
     returned: list[int]
     num_shared: int
-    carried: set[int]
+    carried: list[int]
     own_consts: list[int]
     gradients: list[int]
     own_slices: list[int]
@@ -133,8 +133,8 @@ def _joined(ahead: Operation, behind: Operation) -> _Pair:
         joint.operations.append(operation._replace(inputs=read, outputs=made))
     joint.outputs[:] = [numbers[value] for value in body.outputs]
     joint = without_checkpoints(joint)
-    carried = set([*joint.inputs][ahead.num_consts : ahead.num_consts + ahead.num_carry])
-    layers = one_layer(joint, len(first))
+    carried = [*joint.inputs][ahead.num_consts : ahead.num_consts + ahead.num_carry]
+    layers = one_layer(joint, len(first), returned[: ahead.num_carry])
     return _Pair(joint, layers, joint.operations[: len(first)], returned, ahead.num_consts, carried, *own, outside)
 
 
@@ -146,10 +146,11 @@ class _Trip:
         outputs: What it returns.
         shared, slices, stacked: The values of the forward trip that it reads: alike for all trips, slices of what the
             forward loop reads, and those that the forward loop stacks up for it.
+        copies: What the forward trip runs as well: copies to the host of some that are stacked up.
     """
 
-    def __init__(self, pair: _Pair, kept: NDArray[np.bool_]):
-        joint, behind = pair.joint, pair.joint.operations[len(pair.ahead) :]
+    def __init__(self, pair: _Pair, retained: Retained):
+        joint, behind, kept = pair.joint, pair.joint.operations[len(pair.ahead) :], retained.at_all
         inputs, num_ahead = set(joint.inputs), len(pair.ahead)
         computed = {value for operation in pair.ahead for value in operation.outputs}
         cheap = _invariant(pair)
@@ -165,11 +166,27 @@ class _Trip:
         self.operations = [*made, *(replaced(operation, new) for operation in behind)]
         self.outputs = [new.get(value, value) for value in joint.outputs]
         reads = {value for one in self.operations for value in one.inputs} | set(self.outputs)
-        consts = [value for value in joint.inputs if value in reads - pair.carried]
+        carried = set(pair.carried)
+        consts = [value for value in joint.inputs if value in reads - carried]
         shared = set([*joint.inputs][: pair.num_shared])
         self.shared = [value for value in consts if value in shared]
         self.slices = [value for value in consts if value not in shared]
-        self.stacked = sorted(reads & (there | pair.carried) & (computed | pair.carried))
+        self.stacked = sorted(reads & (there | carried) & (computed | carried))
+        self.copies: list[Operation] = []
+        self._keep_on_host(pair, retained)
+
+    def _keep_on_host(self, pair: _Pair, retained: Retained) -> None:
+        """Lets some of what is stacked up go to the host: what a trip keeps there, and what it hands to the next."""
+        maker = {value: n for n, one in enumerate(pair.ahead) if retained.on_host[n] for value in one.outputs}
+        maker |= {value: maker[out] for value, out in zip(pair.carried, pair.returned, strict=False) if out in maker}
+        fetched = []
+        for number, value in enumerate(self.stacked):
+            if value in maker and pair.joint.types[value].shape:
+                copy, fetch = host_copy(pair.joint, value, pair.ahead[maker[value]])
+                self.copies.append(copy)
+                fetched.append(fetch)
+                self.stacked[number] = copy.outputs[0]
+        self.operations[:0] = fetched
 
 
 def _invariant(pair: _Pair) -> set[int]:

@@ -20,11 +20,11 @@ from meshwright.runtime.recomputation.layers import Layers, is_heavy
 
 AUTO, AS_WRITTEN, NONE, SELECTIVE, ALTERNATE, FULL = "auto", "as written", "none", "selective", "alternate", "full"
 OFFLOAD = "offload"
-#: From the least work to the least memory of the device; the last keeps what "selective" does, on the host.
+#: From the least work to the least memory of the device; by the last, what layers hand on is kept on the host.
 LEVELS = (NONE, SELECTIVE, ALTERNATE, FULL, OFFLOAD)
 #: What users may ask for.
 WORDS = (AUTO, AS_WRITTEN, *LEVELS)
-_KEEP, _AWAY = "keep", "offload"
+_KEEP, _AWAY = "keep", OFFLOAD
 
 Bools = NDArray[np.bool_]
 
@@ -61,6 +61,11 @@ def parsed(text: object) -> tuple[tuple[Part, ...], ...]:
     """
     kinds = text.split("|") if isinstance(text, str) else [""]
     return tuple(_kind(text, kind) for kind in kinds)
+
+
+def uses_host(policy: str) -> bool:
+    """Whether a policy keeps anything in the host's memory."""
+    return _AWAY in policy
 
 
 def worded(policy: Sequence[Sequence[Part]]) -> str:
@@ -136,12 +141,14 @@ def level_of(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of the operations of a layer those whose results a level keeps, and those of them that go to the host."""
     nothing = inside[:0]
+    if level == OFFLOAD:
+        handed = inside[layers.hands_on[inside]]
+        return handed, handed
     if level in (FULL, NONE):
         return (nothing if level == FULL else inside), nothing
     if level in LEVELS:
         products = inside[worth[inside]]
-        kept = products[::2] if level == ALTERNATE else products
-        return kept, kept if level == OFFLOAD else nothing
+        return (products[::2] if level == ALTERNATE else products), nothing
     named = _places(level)
     assert named is not None, level
     here, away = (inside[np.isin(layers.place[inside], numbers)] for numbers in named)

@@ -37,8 +37,6 @@ def recomputed(call: Call, policy: str) -> Call:
     deciding = Deciding(policy)
     program = _region(call.program, deciding)
     deciding.check_count()
-    live = program.live
-    program.operations[:] = [one for number, one in enumerate(program.operations) if number in live]
     return replace(call, jaxpr=as_jaxpr(program, call.jaxpr))
 
 
@@ -81,7 +79,9 @@ def _region(program: Program, keep: Keep) -> Program:
             _replace_body(whole, operation, keep)
     _recompute_loops(whole, keep)
     layers = layers_of(whole)
-    recompute_layers(whole, layers, keep(whole, layers).at_all)
+    recompute_layers(whole, layers, keep(whole, layers))
+    live = whole.live
+    whole.operations[:] = [one for number, one in enumerate(whole.operations) if number in live]
     return whole
 
 

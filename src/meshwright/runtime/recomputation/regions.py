@@ -82,6 +82,22 @@ def recomputation(
     return Operation(UNPLANNED, equation, tuple(inputs), tuple(new.values())), new
 
 
+def host_copy(program: Program, value: int, after: Operation) -> tuple[Operation, Operation]:
+    """The operation that copies a value to the host's memory, and the one that copies it back from there.
+
+    Args:
+        program: The program, which gets a new value.
+        value: The value.
+        after: The operation that makes it, or that stands where the copy is to stand.
+    """
+    to, back = jax_compat.host_copies(program.types[value], after.equation)
+    copy = program.add_value(to.outvars[0].aval)
+    return (
+        Operation(UNPLANNED, to, (value,), (copy,), after.calls),
+        Operation(UNPLANNED, back, (copy,), (value,), after.calls),
+    )
+
+
 def inlined(
     program: Program, closed: Any, inputs: Sequence[int], outputs: Sequence[int]
 ) -> tuple[list[Operation], dict[int, int]]:

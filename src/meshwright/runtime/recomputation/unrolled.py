@@ -2,62 +2,99 @@
 
 What a layer computes again stands in a checkpoint before the first operation of its backward pass that reads any of it.
 The gradient that the layer's backward pass begins with goes through the checkpoint, too: so nothing of it can run
-earlier, when the layers after it still keep what they need.
+earlier, when the layers after it still keep what they need. What is kept on the host is copied there where it is made,
+and fetched before its first reader in the same way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.program.program import Operation, Program
-from meshwright.runtime.recomputation.layers import Layers
-from meshwright.runtime.recomputation.regions import recomputation, replaced, slice_to
+from meshwright.runtime.recomputation.layers import Layers, is_heavy
+from meshwright.runtime.recomputation.policies import Retained
+from meshwright.runtime.recomputation.regions import host_copy, recomputation, replaced, slice_to
+
+#: The values that a layer's checkpoint makes, the operations that it runs, the values that these read.
+Slice = tuple[Sequence[int], list[Operation], set[int]]
 
 
-def recompute_layers(program: Program, layers: Layers, kept: NDArray[np.bool_]) -> None:
+def recompute_layers(program: Program, layers: Layers, retained: Retained) -> None:
     """Changes a program so that its backward pass computes again what is not kept.
 
     Args:
         program: The program.
         layers: Its layers.
-        kept: The operations whose results are kept.
+        retained: The operations whose results are kept, and where.
     """
-    there = _there(program, layers, kept)
+    there = _there(program, layers, retained.at_all)
     wanted = _wanted(program, layers, there)
     before: dict[int, list[int]] = {}  # by position the layers that are computed again there
     for layer, readers in wanted.items():
         before.setdefault(min(readers.values()), []).append(layer)
-    new_values: dict[int, int] = {}
+    again = _Again(program, layers)
     operations: list[Operation] = []
     for position, operation in enumerate(program.operations):
+        if not layers.backward[position]:
+            operations += [operation, *(again.copies(operation) if retained.on_host[position] else ())]
+            continue
+        slices: list[Slice] = []
         for layer in before.get(position, ()):
-            operations += _layer(program, layers, layer, sorted(wanted[layer]), there, position, new_values)
-        operations.append(replaced(operation, new_values) if layers.backward[position] else operation)
+            inside = [program.operations[number] for number in np.flatnonzero(layers.layer == layer)]
+            slices.append((sorted(wanted[layer]), *slice_to(program, inside, wanted[layer], there)))
+        operations += again.fetched(operation, slices, position)
+        for results, run, read in slices:
+            arriving = _arriving(program, layers, results, position) if run else []
+            operations += again.computed(run, read, results, arriving)
+        operations.append(replaced(operation, again.new_values))
     program.operations[:] = operations
 
 
-def _layer(
-    program: Program,
-    layers: Layers,
-    layer: int,
-    wanted: Sequence[int],
-    there: set[int],
-    position: int,
-    new_values: dict[int, int],
-) -> list[Operation]:
-    """The checkpoint of a layer; empty where nothing would keep it from running at once."""
-    inside = [program.operations[number] for number in np.flatnonzero(layers.layer == layer)]
-    again, read = slice_to(program, inside, wanted, there)
-    arriving = _arriving(program, layers, wanted, position)
-    if not (again and arriving):
-        return []
-    arrived = {value: new_values.get(value, value) for value in arriving}
-    outputs = [*wanted, *arrived.values()]
-    made, new = recomputation(program, again, [*sorted(read), *arrived.values()], outputs, prevent_cse=True)
-    new_values.update((value, new[value]) for value in wanted)
-    new_values.update((value, new[through]) for value, through in arrived.items())
-    return [made]
+class _Again:
+    """What the backward pass computes again or fetches from the host.
+
+    Attributes:
+        new_values: What stands for the values that were, for the operations that follow.
+    """
+
+    def __init__(self, program: Program, layers: Layers):
+        self.program, self.layers = program, layers
+        self.new_values: dict[int, int] = {}
+        self._fetches: dict[int, Operation] = {}  # by the value that each fetches
+
+    def copies(self, operation: Operation) -> list[Operation]:
+        """Copies to the host of an operation's results; nothing reads those that the backward pass does not need."""
+        found = []
+        for value in operation.outputs:
+            if getattr(self.program.types[value], "shape", ()):
+                copy, self._fetches[value] = host_copy(self.program, value, operation)
+                found.append(copy)
+        return found
+
+    def fetched(self, operation: Operation, slices: Sequence[Slice], position: int) -> list[Operation]:
+        """Fetches what an operation and the recomputation before it read, where it was not fetched yet."""
+        read = {*operation.inputs, *(value for _, _, own in slices for value in own)}
+        values = sorted(self._fetches.keys() & read)
+        if not values:
+            return []
+        fetches = [self._fetches.pop(value) for value in values]
+        arriving = _arriving(self.program, self.layers, None, position)
+        return self.computed(fetches, {one.inputs[0] for one in fetches}, values, arriving)
+
+    def computed(
+        self, run: Sequence[Operation], read: Collection[int], results: Sequence[int], arriving: Sequence[int]
+    ) -> list[Operation]:
+        """The checkpoint of some operations, which waits for what arrives; empty where it would wait for nothing."""
+        if not arriving:
+            return []
+        arrived = {value: self.new_values.get(value, value) for value in arriving}
+        inputs = [*sorted(read), *arrived.values()]
+        made, new = recomputation(self.program, run, inputs, [*results, *arrived.values()], prevent_cse=True)
+        made = replaced(made, {value: self.new_values[value] for value in self.new_values.keys() & read})
+        self.new_values.update((value, new[value]) for value in results)
+        self.new_values.update((value, new[through]) for value, through in arrived.items())
+        return [made]
 
 
 def _there(program: Program, layers: Layers, kept: NDArray[np.bool_]) -> set[int]:
@@ -88,17 +125,24 @@ def _wanted(program: Program, layers: Layers, there: set[int]) -> dict[int, dict
     return wanted
 
 
-def _arriving(program: Program, layers: Layers, wanted: Sequence[int], position: int) -> list[int]:
-    """The gradients that the backward pass of a layer begins with, of those that are there at a position."""
+def _arriving(program: Program, layers: Layers, wanted: Sequence[int] | None, position: int) -> list[int]:
+    """The gradients that the backward pass of a layer begins with, of those that are there at a position.
+
+    Args:
+        program: The program.
+        layers: Its layers.
+        wanted: The values of the layer that it reads; None for the operands of its first product.
+        position: The position.
+    """
     made = {
         value
         for number in np.flatnonzero(layers.backward[:position]).tolist()
         for value in program.operations[number].outputs
     }
-    follows = set(wanted)
+    follows = set(wanted or ())
     for number in np.flatnonzero(layers.backward[position:]).tolist():
         operation = program.operations[position + number]
-        if not follows.isdisjoint(operation.inputs):
+        if is_heavy(operation) if wanted is None else not follows.isdisjoint(operation.inputs):
             arriving = sorted(made.intersection(operation.inputs))
             if arriving:
                 return arriving
