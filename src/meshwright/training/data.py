@@ -1,5 +1,6 @@
 """Prefetches batches and puts them on the devices in the shardings that a parallelised function needs."""
 
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,10 @@ class _Feed:
 
     def take(self) -> tuple[Any, bool, BaseException | None]:
         """The next batch, whether the batches have ended, and the error that ended them."""
+        began = time.perf_counter()
         taken = self._ready.get()
+        if peers.current is not None:
+            peers.current.pace.waited(time.perf_counter() - began)
         self._room.release()
         return taken
 
@@ -117,12 +121,15 @@ class _Feed:
         failure: BaseException | None = None
         try:
             while self._may_fetch():
+                began = time.perf_counter()
                 try:
                     batch = next(self._source)
                 except StopIteration:
                     self._agreement.on_end()
                     break
                 prepared = self._prepare(batch)
+                if peers.current is not None:
+                    peers.current.pace.fetched(time.perf_counter() - began)
                 self._agreement.on_batch(prepared)
                 self._ready.put((prepared, False, None))
             self._agreement.leave()

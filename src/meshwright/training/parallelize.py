@@ -28,7 +28,7 @@ from meshwright.planning import key_of, plan_traced
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
-from meshwright.runtime.processes.sharing import announce, enter, meet_to_measure, runs, shared_plan
+from meshwright.runtime.processes.sharing import announce, enter, leave, meet_to_measure, runs, shared_plan
 from meshwright.runtime.spmd import Program, Strange, check_types, device_mesh, refuse_tracing
 from meshwright.runtime.stages.pipeline_program import PipelineProgram, why_not_cut
 from meshwright.training.arguments import Arguments, Bound, argument_numbers, batch_and_state, named_arguments
@@ -167,6 +167,11 @@ class Parallelized:
         update_wrapper(self, function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._call(args, kwargs)
+        leave(result)
+        return result
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         is_known = enter(self.recent)
         if self.recent is not None and is_known and not kwargs and not self.settings.static_argnums:
             try:

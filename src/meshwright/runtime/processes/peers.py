@@ -5,7 +5,7 @@ It receives the last message of a process that ends by an error, notices a conne
 process was killed), and compares the processes' calls (`calls.py`). A failure is passed on through the first process.
 The training thread then raises an error at its next step. If it is stuck in a step, because C++ waits for processes
 that will not come, the process has to be ended. A process that keeps the others waiting (`stalls.py`) is named in all
-of them with what it is doing, and ends the run if it does not continue.
+of them with what it is doing, and ends the run if it does not continue. One that slows them (`stragglers.py`) is named.
 """
 
 import atexit
@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import Any, NoReturn
 
@@ -24,10 +25,12 @@ from meshwright.errors import ProcessError
 from meshwright.runtime.processes.calls import Turns
 from meshwright.runtime.processes.rendezvous import send
 from meshwright.runtime.processes.stalls import Counts, Stalls, stacks
+from meshwright.runtime.processes.stragglers import Figures, Pace, Stragglers, sentence
 
 ENDS_TOO = "ends, too."  # how a process says that it ends since another one has
 DEADLINE_S = 60.0  # after which a process that keeps the others waiting is named
 _TICK_S = 0.5  # between comparisons of the processes' calls
+_PACE_S = 2.0  # between messages about how fast this process is
 _ANSWER_S = 3.0  # for a process to say what it is doing
 _STALLED = 10  # deadlines after which a process that stands still ends the run
 
@@ -40,6 +43,7 @@ class Peers:
         runs: The program that was called last; a call of another program has to be announced.
         num_batches: How many batches this process has fetched.
         failure: Why the run failed; None as long as it has not.
+        pace: How long others wait for this process between calls.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Peers:
         self.runs: Any = None
         self.num_batches = 0
         self.failure: str | None = None
+        self.pace = Pace()
         self._connections = dict(connections)
         self._patience_s = heartbeat_s / 2  # to leave, and to be found stuck, before JAX ends the process
         self._turns = Turns(process, list(connections))
@@ -67,6 +72,8 @@ class Peers:
         self._entered = 0, 0.0  # a call, and when it was first seen to be the current one
         self._stalls, self._deadline_s = Stalls(deadline_s), deadline_s
         self._told: Counts | None = None
+        self._paces: dict[int, Figures] = {}
+        self._stragglers, self._told_pace = Stragglers(), float("-inf")
         self._asked: dict[int, tuple[float, float]] = {}  # who was asked what it does: when, and for how long it stood
 
     def start(self) -> None:
@@ -103,6 +110,7 @@ class Peers:
         if self.failure is not None:
             raise ProcessError(self.failure)
         self._turns.num_calls += 1
+        self.pace.begin(time.perf_counter())
         self._status = None  # an exit that was called off
 
     def announce(self, name: str, types: Mapping[str, str], *, is_next: bool = False) -> None:
@@ -160,6 +168,13 @@ class Peers:
             self._turns.end(peer, message["end"])
         elif "at" in message:
             self._stalls.note(peer, tuple(message["at"]))
+        elif "pace" in message:
+            self._paces[peer] = Figures(*message["pace"])
+        elif "slows" in message:
+            said = message["slows"]
+            self.pace.ask(lambda doing: self._tell({"straggles": [said, doing]}))
+        elif "straggles" in message:
+            self._say(*message["straggles"])
         elif "ask" in message:
             self._tell({"doing": stacks()})
         elif "doing" in message and peer in self._asked:
@@ -189,6 +204,9 @@ class Peers:
     def _watch(self) -> None:
         """Tells the first process how far this one is; the first one looks who keeps the others waiting."""
         now, counts = time.monotonic(), (self._turns.num_calls, self.num_batches)
+        if now - self._told_pace >= _PACE_S and (pace := self.pace.figures()) is not None:
+            self._told_pace = now
+            self._compare_pace(pace)
         if self.process:
             if counts != self._told and not self._is_over:
                 self._told = counts
@@ -213,7 +231,23 @@ class Peers:
         _, seconds = self._asked.pop(process)
         calls, batches = self._stalls.counts[process]
         where = f"after {calls} calls of parallelised functions and {batches} batches"
-        said = f"meshwright: process {process} has kept the others waiting for {seconds:.0f} s, {where}"
+        self._say(f"meshwright: process {process} has kept the others waiting for {seconds:.0f} s, {where}", doing)
+
+    def _compare_pace(self, pace: Figures) -> None:
+        """Tells the first process how fast this one is; the first one asks those that slow all what they do."""
+        if self.process:
+            self._tell({"pace": pace})
+            return
+        self._paces[0] = pace
+        for process, added_s, step_s in self._stragglers.found(self._paces, self._ended):
+            said = sentence(process, added_s, step_s)
+            if process:
+                send(self._connections[process], {"slows": said})
+            else:
+                self.pace.ask(partial(self._say, said))
+
+    def _say(self, said: str, doing: list[str]) -> None:
+        """Says something of a process in all of them, and here what it is doing."""
         self._tell({"stalled": said})
         print(f"{said}; it is at", *doing, sep="\n", file=sys.stderr, flush=True)
 

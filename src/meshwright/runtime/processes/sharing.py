@@ -66,6 +66,12 @@ def enter(program: Any) -> bool:
     return peers.current.runs is program
 
 
+def leave(result: Any) -> None:
+    """Ends a call, whose result may still be computed."""
+    if peers.current is not None:
+        peers.current.pace.end(result)
+
+
 def runs(program: Any) -> None:
     """Records the program that the current call runs, once it was announced."""
     if peers.current is not None:
