@@ -139,7 +139,7 @@ def child(name: str, process: int, port: str) -> None:
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from meshwright import jax_compat
+    from meshwright import jax_devices
     from meshwright.runtime.cpu_turns import add_threads
     from meshwright.runtime.transfer.choice import TRANSPORTS
     from meshwright.runtime.transfer.reshard import Transfer
@@ -154,7 +154,7 @@ def child(name: str, process: int, port: str) -> None:
         if process == 1:  # which receives
             print("FOUND " + json.dumps([figure, value]), flush=True)
 
-    if name == "device_put" and not jax_compat.sends_across_processes(ends[0][0]):
+    if name == "device_put" and not jax_devices.sends_across_processes(ends[0][0]):
         tell("skipped", "JAX's backend here does not send from device to device")
         os._exit(0)
 
@@ -202,7 +202,7 @@ def child(name: str, process: int, port: str) -> None:
     idle, busy = (statistics.median(times) for times in zip(*pairs, strict=True))
     hidden = 1 - max(0.0, busy - idle) / alone
     tell("a turn", f"{1e3 * idle:.1f} ms without, {1e3 * busy:.1f} ms with sends: {hidden:.0%} hidden")
-    jax_compat.meet("measured", TIMEOUT_S)
+    jax_devices.meet("measured", TIMEOUT_S)
     os._exit(0)  # JAX would wait for the other process
 
 

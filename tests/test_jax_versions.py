@@ -42,7 +42,7 @@ def test_what_a_release_lacks_is_named_with_it(monkeypatch, module, names, lacki
     assert str(caught.value) == (f"jax 0.13.0 has no {lacking}, which this version needs: install 'jax>=0.10,<0.13'")
 
 
-@pytest.mark.parametrize("file", ["jax_compat.py", "jax_kernels.py"])
+@pytest.mark.parametrize("file", ["jax_compat.py", "jax_kernels.py", "jax_devices.py"])
 def test_every_private_name_that_is_used_is_looked_for(file):
     tree = ast.parse((ROOT / "src/meshwright" / file).read_text(encoding="utf-8"))
     known, used = {}, {}
@@ -52,7 +52,7 @@ def test_every_private_name_that_is_used_is_looked_for(file):
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             used.setdefault(node.value.id, set()).add(node.attr)
         assert not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("jax._src")
-    assert len(known) >= 5
+    assert len(known) >= 4
     assert {module: used[module] for module in known} == known
 
 

@@ -15,7 +15,7 @@ from jax.experimental.multihost_utils import process_allgather
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.errors import CheckpointError, OutputError
 from meshwright.hf import configuration, tokenizer
 from meshwright.hf.architectures.base import Architecture, Json
@@ -99,7 +99,7 @@ class _Output:
                 failure = f"cannot write {self._folder}: {reason}; choose another place"
                 failure = str(error) if isinstance(error, OutputError) else failure
         if jax.process_count() > 1:
-            failure = jax_compat.broadcast(failure.encode()).decode()
+            failure = jax_devices.broadcast(failure.encode()).decode()
         if failure:
             raise OutputError(failure) from None
 

@@ -91,9 +91,9 @@ def _shared_survey(machine: Machine, folder: Path, read: bool) -> Survey | None:
     """The survey of this machine; with several processes that of the first one, in all of them."""
     if machine.num_processes == 1:
         return (load_survey(folder, machine) if read else None) or _measure(machine, folder)
-    from meshwright import jax_compat
+    from meshwright import jax_devices
 
-    if not jax_compat.meet(f"meshwright measures {next(_meetings)}", MEET_S):
+    if not jax_devices.meet(f"meshwright measures {next(_meetings)}", MEET_S):
         raise ClusterError(
             f"not all {machine.num_processes} processes asked for cluster 'local' within {MEET_S:.0f} s, and they "
             f"measure it together: ask in all of them, or set {SETTING}=never to use the catalogue."
@@ -102,10 +102,10 @@ def _shared_survey(machine: Machine, folder: Path, read: bool) -> Survey | None:
 
     first = jax.process_index() == 0
     saved = load_survey(folder, machine) if first and read else None
-    text = jax_compat.broadcast(json.dumps(saved.to_json()).encode() if saved else b"")
+    text = jax_devices.broadcast(json.dumps(saved.to_json()).encode() if saved else b"")
     if not text:
         survey = _measure(machine, folder if first else None)
-        text = jax_compat.broadcast(json.dumps(survey.to_json()).encode() if survey else b"")
+        text = jax_devices.broadcast(json.dumps(survey.to_json()).encode() if survey else b"")
     return Survey.from_json(json.loads(text)) if text else None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.profiler.probes import probes
 from meshwright.profiler.survey import Machine, Reading, Survey
 
@@ -46,8 +46,8 @@ class _Run:
 
     def lengthen(self, clock: Callable[[], float]) -> bool:
         """Makes more trips, and times them, where a run does not last long enough; whether it did not."""
-        spent_s = jax_compat.of_first_process(self.busy_s - self.idle_s)
-        wanted_s = jax_compat.of_first_process(max(RUN_S, 3 * self.idle_s))
+        spent_s = jax_devices.of_first_process(self.busy_s - self.idle_s)
+        wanted_s = jax_devices.of_first_process(max(RUN_S, 3 * self.idle_s))
         if spent_s >= wanted_s / 2 or self.trips >= MOST_TRIPS:
             return False
         growth = min(max(wanted_s / max(spent_s, wanted_s / 8), 2), 8)
@@ -104,7 +104,7 @@ def time_probes(
         patience: By how much it may take longer than a user would wait.
     """
     started = clock()
-    elapsed: Callable[[], float] = lambda: jax_compat.of_first_process((clock() - started) / patience)  # noqa: E731
+    elapsed: Callable[[], float] = lambda: jax_devices.of_first_process((clock() - started) / patience)  # noqa: E731
     runs: list[_Run] = []
     for number, probe in enumerate(wanted):
         if runs and elapsed() > COMPILE_S:

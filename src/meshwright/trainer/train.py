@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.errors import DoesNotFit, TrainingError
 from meshwright.facade import Plan
 from meshwright.planner.methods import Auto, Method, find_method
@@ -323,10 +323,10 @@ def _first_then_all(read: Callable[[], Tokens]) -> Tokens:
     """Reads in the first process, which may write a file, and then in the others."""
     place = f"meshwright/tokens/{next(_reads)}"
     if jax.process_index() > 0:
-        while jax_compat.read_published(place, _LOOK_S) is None:
+        while jax_devices.read_published(place, _LOOK_S) is None:
             pass
         return read()
     found = read()
     if jax.process_count() > 1:
-        jax_compat.publish(place, "here")
+        jax_devices.publish(place, "here")
     return found

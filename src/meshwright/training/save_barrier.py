@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.errors import CheckpointError, ProcessError
 from meshwright.runtime.processes import peers
 from meshwright.training.checkpoint_files import reason
@@ -36,7 +36,7 @@ class SaveBarrier:
         self._count, self._process = jax.process_count(), jax.process_index()
         if number > 1 and self._count > 1 and self._process == 0:
             # All took part in the previous save, so they have left the barriers of the one before it.
-            jax_compat.forget_published(f"meshwright/saves/{number - 2}/")
+            jax_devices.forget_published(f"meshwright/saves/{number - 2}/")
 
     def __call__(self, key: str, timeout_ms: int | None = None) -> None:
         """Waits until all processes are here; raises the same errors as `agree`."""
@@ -57,36 +57,36 @@ class SaveBarrier:
         if self._count == 1:
             return combine([own])
         place = f"{self._folder}{key.replace('/', '.')}/"
-        jax_compat.publish(f"{place}{self._process}", json.dumps(own))
+        jax_devices.publish(f"{place}{self._process}", json.dumps(own))
         if self._process == 0:
             values = [json.loads(self._read(f"{place}{process}")) for process in range(self._count)]
-            jax_compat.publish(f"{place}all", json.dumps(combine(values)))
+            jax_devices.publish(f"{place}all", json.dumps(combine(values)))
         agreed: Agreed = json.loads(self._read(f"{place}all"))
         return agreed
 
     def _read(self, key: str) -> str:
-        while (text := jax_compat.read_published(key, _LOOK_S)) is None:
+        while (text := jax_devices.read_published(key, _LOOK_S)) is None:
             self._check()
         return text
 
     def fail(self, error: BaseException) -> None:
         """Lets the others know that this process could not write its part."""
         if self._count > 1:
-            jax_compat.publish(f"{self._folder}failed/{self._process}", reason(error))
+            jax_devices.publish(f"{self._folder}failed/{self._process}", reason(error))
 
     def leave(self) -> bool:
         """Whether to clear what a save that failed has written: the first process is to, once none writes any more."""
         if self._count > 1:
             place = f"{self._folder}left/"
-            jax_compat.publish(f"{place}{self._process}", "here")
-            while self._process == 0 and len(jax_compat.all_published(place)) < self._count:
+            jax_devices.publish(f"{place}{self._process}", "here")
+            while self._process == 0 and len(jax_devices.all_published(place)) < self._count:
                 if peers.current is not None and peers.current.failure is not None:
                     return False
                 time.sleep(_TICK_S)
         return self._process == 0
 
     def _check(self) -> None:
-        for process, why in jax_compat.all_published(f"{self._folder}failed/").items():
+        for process, why in jax_devices.all_published(f"{self._folder}failed/").items():
             raise CheckpointError(f"process {process} could not do its part: {why}")
         if peers.current is not None and peers.current.failure is not None:
             raise ProcessError(peers.current.failure)

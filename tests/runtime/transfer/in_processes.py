@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.runtime.cpu_turns import add_threads
 from meshwright.runtime.transfer import pulls
 from meshwright.runtime.transfer.permutes import Permutes
@@ -129,10 +129,10 @@ def losses():
     here, there = (NamedSharding(mesh(process, 4), PartitionSpec("x")) for process in (0, 1))
     if jax.process_index() == 1:
         Transfer((4, 2), np.dtype("float32"), there, here).start(placed(np.ones((4, 2), np.float32), there))
-        jax_compat.publish("posted", "yes")
+        jax_devices.publish("posted", "yes")
         time.sleep(3)
         os.kill(os.getpid(), signal.SIGKILL)
-    assert jax_compat.read_published("posted", 60)
+    assert jax_devices.read_published("posted", 60)
     found = {}
     for name, timeout_s in (("silent", 1.0), ("killed", 240), ("gone", 240), ("never met", 240)):
         if name == "never met":

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import meshwright as mw
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.runtime.transfer.reshard import Transfer
 from tests.runtime.transfer.pairs import as_bytes, random_pair
 
@@ -110,7 +110,7 @@ def test_an_array_may_be_deleted_once_it_is_on_its_way():
 
 
 def test_copies_need_no_private_function_of_jax(monkeypatch):
-    monkeypatch.setattr(jax_compat, "_copy_arrays", None)
+    monkeypatch.setattr(jax_devices, "_copy_arrays", None)
     values = np.arange(32, dtype=np.float32).reshape(8, 4)
     for spec in (("x",), (None, "x")):
         check(values, named(range(4), "x"), named(range(4, 8), *spec))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 
 _WARNING = re.compile(r"^.*\[(?:SPMD|spmd)\] Involuntary full rematerialization\..*$", re.MULTILINE)
 _SHARDINGS = re.compile(r"go from sharding (\{.*?\}) to (\{.*?\}) ")
@@ -70,7 +70,7 @@ def heard() -> Iterator[Heard]:
     found = Heard()
     sys.stderr.flush()
     own = os.dup(2)
-    with tempfile.TemporaryFile() as file, jax_compat.without_compilation_cache():
+    with tempfile.TemporaryFile() as file, jax_devices.without_compilation_cache():
         os.dup2(file.fileno(), 2)
         try:
             yield found

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.errors import ProcessError, ShardingError
 from meshwright.runtime.processes import peers
 from meshwright.runtime.processes.sharing import describe_type
@@ -62,7 +62,7 @@ class Agreement:
         for i in (self._num_batches, self._num_batches + 1):  # the others ask for one of them next
             key = f"verdict/{i}" if self._process == 0 else f"{i}/{self._process}"
             text = _left(0, status, self._num_batches) if self._process == 0 else json.dumps(status)
-            jax_compat.publish(self._folder + key, text)  # if that fails, no process is left to read it
+            jax_devices.publish(self._folder + key, text)  # if that fails, no process is left to read it
 
     def _agree(self, status: Mapping[str, Any]) -> None:
         if self._is_over:
@@ -84,19 +84,19 @@ class Agreement:
         found: dict[int, Any] = {0: status}
         while len(found) < self._num_processes:
             self._wait(f"{i}/{next(p for p in count() if p not in found)}")
-            told = jax_compat.all_published(f"{self._folder}{i}/")
+            told = jax_devices.all_published(f"{self._folder}{i}/")
             found |= {int(p): json.loads(text) for p, text in told.items()}
         verdict = compare(found, i)
         self._publish(f"verdict/{i}", verdict)
-        jax_compat.forget_published(f"{self._folder}{i}/")
+        jax_devices.forget_published(f"{self._folder}{i}/")
         if i:  # every process that announced this batch has read the verdict on the previous one
-            jax_compat.forget_published(f"{self._folder}verdict/{i - 1}")
+            jax_devices.forget_published(f"{self._folder}verdict/{i - 1}")
         return verdict
 
     def _wait(self, key: str) -> str:
         while True:
             try:
-                text = jax_compat.read_published(self._folder + key, _LOOK_S)
+                text = jax_devices.read_published(self._folder + key, _LOOK_S)
             except ConnectionError as error:
                 raise ProcessError(f"process 0 cannot be reached any more: {error:.200}") from error
             if text is not None:
@@ -107,7 +107,7 @@ class Agreement:
                 raise Stopped
 
     def _publish(self, key: str, text: str) -> None:
-        if not jax_compat.publish(self._folder + key, f" {text}"):  # an empty text would not be stored
+        if not jax_devices.publish(self._folder + key, f" {text}"):  # an empty text would not be stored
             raise ProcessError("process 0 cannot be reached any more; its own output may say why")
 
 

@@ -8,7 +8,7 @@ import jax
 import jaxlib
 
 import meshwright
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.errors import ProcessError
 from meshwright.runtime.cpu_turns import add_threads
 from meshwright.runtime.processes import peers
@@ -96,7 +96,7 @@ def initialize(
 
 def _detected(*given: Any) -> tuple[str, int, int]:
     """The address of process 0, the number of processes and which one this is: as given, or from the environment."""
-    address, count, process = jax_compat.detect_processes(*given)
+    address, count, process = jax_devices.detect_processes(*given)
     if None in (address, count, process) or not 0 <= process < count:
         raise ProcessError(
             f"coordinator_address is {address!r}, num_processes {count!r} and process_id {process!r}; give the host "

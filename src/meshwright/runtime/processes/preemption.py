@@ -4,7 +4,7 @@ import signal
 from threading import current_thread, main_thread
 from typing import Any
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.errors import ProcessError
 
 
@@ -45,7 +45,7 @@ class _Watch:
 
     def look(self) -> bool:
         self._num_calls += 1
-        if not self.is_asked and jax_compat.has_preemption_service():
+        if not self.is_asked and jax_devices.has_preemption_service():
             from jax.experimental.multihost_utils import reached_preemption_sync_point
 
             self.is_asked = reached_preemption_sync_point(self._num_calls)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from meshwright import jax_compat
+from meshwright import jax_compat, jax_devices
 from meshwright.errors import ShardingError
 from meshwright.graph import Traced
 from meshwright.hardware import Cluster, Mesh
@@ -43,11 +43,11 @@ def shared_plan(name: str, traced: Traced, make: Callable[[], PlanData]) -> Plan
         try:
             plan = make()
         except Exception:
-            jax_compat.broadcast(b"")
+            jax_devices.broadcast(b"")
             raise
-        jax_compat.broadcast(json.dumps(plan_to_json(plan)).encode())
+        jax_devices.broadcast(json.dumps(plan_to_json(plan)).encode())
         return plan
-    text = jax_compat.broadcast(b"")
+    text = jax_devices.broadcast(b"")
     if not text:
         make()  # the error that stopped the first process is raised here, too
         raise ShardingError(f"process 0 could not plan {name}; its own message says why")
@@ -116,7 +116,7 @@ def _check_types(name: str, traced: Traced) -> None:
     graph = traced.graph
     kinds = [graph.types[value] for value in graph.inputs]
     here = {p: f"{k.dtype}{list(k.shape)}" for p, k in zip(graph.input_paths, kinds, strict=True)}
-    there: dict[str, str] = json.loads(jax_compat.broadcast(json.dumps(here).encode()))
+    there: dict[str, str] = json.loads(jax_devices.broadcast(json.dumps(here).encode()))
     different = [int(i) for i in np.flatnonzero(_gather(here != there))]
     if not different:
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.runtime.stages.lowering.lowered import Lowered
 
 log = logging.getLogger("meshwright")
@@ -47,7 +47,7 @@ def compile_programs(
             if devices not in made and not can_run:
                 made[devices] = made[own]
             elif devices not in made:
-                loaded = jax_compat.load_for(made[own], own, devices)
+                loaded = jax_devices.load_for(made[own], own, devices)
                 if loaded is None:
                     log.info("equal stages are compiled once each: their program cannot be loaded onto other devices")
                 made[devices] = loaded or lowered[number].compile(compiler_options=dict(options or {}))

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.errors import ShardingError
 from meshwright.runtime.transfer.permutes import Permutes
 from meshwright.runtime.transfer.pulls import Pulls
@@ -75,7 +75,7 @@ def agree(devices: Sequence[Any]) -> Choice:
         ShardingError: The environment variable of process 0 names no transport.
     """
     if not _chosen:
-        forced = jax_compat.broadcast(os.environ.get(SETTING, "").encode()).decode()
+        forced = jax_devices.broadcast(os.environ.get(SETTING, "").encode()).decode()
         if forced and forced not in TRANSPORTS:
             raise ShardingError(
                 f"the environment variable {SETTING} is {forced!r}; give one of {', '.join(TRANSPORTS)}"
@@ -92,10 +92,10 @@ def _measured(devices: Sequence[Any]) -> Choice:
     takes_part = jax.process_index() in (first.process_index, second.process_index)
     found: list[tuple[float, str]] = []
     for name, transport in TRANSPORTS.items():
-        if name == "device_put" and not jax_compat.sends_across_processes(first):
+        if name == "device_put" and not jax_devices.sends_across_processes(first):
             continue
         seconds = _tried(transport, first, second) if takes_part else 0.0
-        found.append((jax_compat.largest_number(seconds), name))
+        found.append((jax_devices.largest_number(seconds), name))
     said = ", ".join(f"{name} {format_seconds(s) if np.isfinite(s) else 'failed'}" for s, name in found)
     seconds, name = min(found)
     about = f"{4 * _SIZE // 2**10} KiB there and back: {said}"

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.errors import ProcessError
 from meshwright.runtime.processes import peers
 from meshwright.runtime.processes.rendezvous import split_address
@@ -79,11 +79,11 @@ class _Server:
 
     def __init__(self) -> None:
         self._process = jax.process_index()
-        self._server = jax_compat.start_transfer_server(_own_host())
+        self._server = jax_devices.start_transfer_server(_own_host())
         self._num_posts: Counter[tuple[int, int]] = Counter()
         self._addresses: dict[int, str] = {}
         self._connections: dict[int, Any] = {}
-        if not jax_compat.publish(f"{_FOLDER}{self._process}", self._server.address()):
+        if not jax_devices.publish(f"{_FOLDER}{self._process}", self._server.address()):
             raise ProcessError("process 0 cannot be reached any more; its own output may say why")
 
     def post(self, receiver: int, stamp: int, arrays: Sequence[Any]) -> None:
@@ -126,7 +126,7 @@ class _Server:
         while True:
             _check_peers()
             try:
-                address = jax_compat.read_published(f"{_FOLDER}{process}", _LOOK_S)
+                address = jax_devices.read_published(f"{_FOLDER}{process}", _LOOK_S)
             except ConnectionError as error:
                 raise ProcessError(f"process 0 cannot be reached any more: {error:.200}") from error
             if address is not None:
@@ -190,7 +190,7 @@ def _check_peers() -> None:
 
 def _own_host() -> str:
     """The address of this machine from which it reaches the coordinator: others can reach it there."""
-    host, port = split_address(jax_compat.coordinator_address() or "127.0.0.1:1")
+    host, port = split_address(jax_devices.coordinator_address() or "127.0.0.1:1")
     family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with closing(socket.socket(family, kind)) as probe:
         probe.connect(place)  # sends nothing

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
-from meshwright import jax_compat
+from meshwright import jax_compat, jax_devices
 from meshwright.errors import ShardingError
 from meshwright.runtime.cpu_turns import put_in_turn
 from meshwright.runtime.processes.sharing import put
@@ -104,7 +104,7 @@ class Transfer:
         self._is_local = source.is_fully_addressable and target.is_fully_addressable
         self._is_plain = not all(self.shape) or not (_is_usual(source) and _is_usual(target))
         self._is_aligned = self._is_local and self.route.is_aligned(held, needed, itemsize, group_of)
-        self._copy = jax_compat.shard_copier(target, dtype) if self._is_aligned else None
+        self._copy = jax_devices.shard_copier(target, dtype) if self._is_aligned else None
         if not self._is_local and not (_is_usual(source) and _is_usual(target)):
             raise ShardingError(
                 f"arrays in {source.memory_kind} cannot become arrays in {target.memory_kind} of other processes; move "

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from meshwright import jax_compat
+from meshwright import jax_devices
 from meshwright.runtime.transfer.pieces import Program, compiling, cutting, joining
 from meshwright.runtime.transfer.routes import Box, Move, Route, relative, shape_of
 from meshwright.runtime.transfer.transports import Connect, SameProcess, Transport
@@ -153,7 +153,7 @@ class _Exchange:
         sent = [pieces[place] for place in self._sent]
         if self._owned:
             shards = [sent[i] for i, _ in self._owned]
-            copies = jax_compat.copy_shards(shards, [sharding for _, sharding in self._owned], may_alias=False)
+            copies = jax_devices.copy_shards(shards, [sharding for _, sharding in self._owned], may_alias=False)
             for (i, _), copy in zip(self._owned, copies, strict=True):
                 sent[i] = copy
         return sent

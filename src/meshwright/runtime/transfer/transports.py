@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from meshwright import jax_compat
+from meshwright import jax_compat, jax_devices
 from meshwright.runtime.transfer.routes import Move
 
 
@@ -67,7 +67,7 @@ class SameProcess:
         self._shardings = [SingleDeviceSharding(move.target) for move in moves]
 
     def exchange(self, sent: Sequence[Any]) -> list[Any]:
-        return jax_compat.copy_shards(sent, self._shardings)
+        return jax_devices.copy_shards(sent, self._shardings)
 
     def wait(self, received: Sequence[Any]) -> None:
         """Nothing to wait for: an error of a copy is raised where its result is used."""
