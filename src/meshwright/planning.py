@@ -1,6 +1,7 @@
 """`mw.plan`: traces a function, plans it as one program or in stages, and returns the plan."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,7 @@ from meshwright.step_search.last_plan import (
 )
 from meshwright.step_search.microbatches import batch_argnums
 from meshwright.step_search.ranking import with_step
-from meshwright.step_search.recomputation import decided
+from meshwright.step_search.recomputation import decided, may_use_host
 
 
 def plan(
@@ -186,9 +187,13 @@ def _decided(
     with planned(mesh):  # a step that is cut is traced again
         try:
             return with_step(decided(traced, batch, method, where, solve, say))
-        except DoesNotFit:
+        except DoesNotFit as error:
             cluster = where[0].cluster if mesh is None else None
             found = None if cluster is None else _instead(traced, cluster, method, batch, say, budget)
+            if found is None and may_use_host(method, where[0]):
+                say("nothing fits the devices' memory: keeping results on the host")
+                with suppress(DoesNotFit, ShardingError):
+                    found = decided(traced, batch, method, where, solve, say, error.limit_bytes)
             if found is None:
                 raise
             return with_step(found)

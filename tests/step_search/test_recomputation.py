@@ -117,6 +117,38 @@ def test_what_is_on_the_host_takes_none_of_the_device_and_the_time_of_its_copies
     assert "inputs that are kept on the host" in plain_sentence(plan) and "on its host" in str(plan)
 
 
+def scanned(state, batch):
+    def loss(params):
+        x, _ = jax.lax.scan(lambda x, weights: (layer(x, weights), None), batch @ params["inlet"], params["layers"])
+        return jnp.mean(jnp.square(x))
+
+    value, gradients = jax.value_and_grad(loss)(state)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, state, gradients), value
+
+
+@cache
+def stacked():
+    state, batch = arguments()
+    return {**state, "layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *state["layers"])}, batch
+
+
+@pytest.mark.parametrize(("train_step", "given"), [(step, arguments), (scanned, stacked)])
+def test_the_host_is_used_where_nothing_else_fits_and_only_there(train_step, given):
+    def planned(word, room=None):
+        machine = mw.cluster("1x1 h100")
+        cluster = machine if room is None else replace(machine, chip=replace(machine.chip, memory_bytes=room))
+        method = mw.Auto(memory_fraction=1.0, microbatches=1, recompute=word)
+        return mw.plan(train_step, *given(), cluster=cluster, method=method)
+
+    most, least = (planned(word).memory.peak_bytes for word in ("full", "offload"))
+    assert least < most
+    assert not planned("auto", most).memory.host_bytes
+    plan = planned("auto", (least + most) // 2)
+    assert plan.memory.host_bytes and plan.memory.peak_bytes <= (least + most) // 2
+    with pytest.raises(mw.DoesNotFit):
+        planned("auto", 9 * least // 10)
+
+
 @pytest.mark.devices
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_what_comes_back_from_the_host_has_the_numbers_of_one_device(microbatches):

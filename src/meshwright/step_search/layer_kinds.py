@@ -36,10 +36,12 @@ class Figures:
 
     Args:
         plan: A plan without recomputation of the whole batch.
+        on_host: Whether layers may keep on the host what they hand on.
     """
 
-    def __init__(self, plan: PlanData):
+    def __init__(self, plan: PlanData, on_host: bool = False):
         assert plan.mesh.cluster is not None
+        self.on_host, self.host_bandwidth = on_host, plan.mesh.cluster.chip.host_bandwidth
         back, rates = plan.details.back, cluster_rates(plan.mesh.cluster)  # type: ignore[attr-defined]
         graph, columns = back.graph, back.graph.columns
         self.num_devices = plan.mesh.num_devices
@@ -98,7 +100,7 @@ class LayerKind:
     """
 
     def __init__(self, region: Region, number: int, figures: Figures):
-        self.region = region
+        self.region, self.figures = region, figures
         numbers = region.layers.of_kind(number)
         self.count = len(numbers)
         self.inside = max((np.flatnonzero(region.layers.layer == n) for n in numbers), key=len)
@@ -138,7 +140,16 @@ class LayerKind:
                 numbers = np.flatnonzero(np.isin(self.inside, kept)).tolist()
                 named.append(self.priced(level, [n for n in numbers if not self.fused[n]]))
         corners = self._corners(named[LEVELS.index(NONE)], named[LEVELS.index(FULL)])
-        return [*named, *(one for one in corners if not any(_are_alike(one, other) for other in named))]
+        corners = [one for one in corners if not any(_are_alike(one, other) for other in named)]
+        on_host = map(self._on_host, (named[LEVELS.index(FULL)], *corners)) if self.figures.on_host else ()
+        return [*named, *corners, *on_host]
+
+    def _on_host(self, choice: Choice) -> Choice:
+        """A choice with what the layer hands on kept on the host: XLA copies it there and back without computing."""
+        handed = np.flatnonzero(self.region.layers.hands_on[self.inside])
+        size = sum(self.size[value] for n in handed for value in self.operations[n].outputs)
+        level = OFFLOAD if choice.level == FULL else f"{choice.level} {places([], self.places[handed].tolist())}"
+        return Choice(level, choice.num_bytes - size, choice.seconds + 2 * size / self.figures.host_bandwidth)
 
     def priced(self, level: str, kept: Iterable[int]) -> Choice:
         """What a layer keeps and computes again where the results of some of its operations, by number, are kept."""

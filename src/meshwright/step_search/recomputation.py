@@ -24,7 +24,7 @@ from meshwright.planner.planner import Progress
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.microbatches.cut_operations import CannotCut
 from meshwright.runtime.microbatches.planned_parts import cut_traced, recomputing
-from meshwright.runtime.recomputation.policies import AS_WRITTEN, FULL, NONE, SELECTIVE, uses_host
+from meshwright.runtime.recomputation.policies import AS_WRITTEN, FULL, NONE, OFFLOAD, SELECTIVE, uses_host
 from meshwright.runtime.recomputation.recomputed import regions_of
 from meshwright.step_search import microbatches
 from meshwright.step_search.keeping import Keeping
@@ -44,6 +44,7 @@ def decided(
     meshes: Sequence[Mesh],
     solve: microbatches.Solve,
     say: Progress,
+    on_host_within: float | None = None,
 ) -> PlanData:
     """The plan of a step as one program, with the recomputation and the microbatches that its method says or are best.
 
@@ -54,6 +55,8 @@ def decided(
         meshes: The views that it tries.
         solve: Makes the plan of a traced step by a method.
         say: Called with each stage.
+        on_host_within: Bytes that a plan may take of a device, where no other plan fits and what layers hand on may be
+            kept on the host: copies take longer than anything else that saves as much memory.
 
     Raises:
         DoesNotFit: No plan fits, with any recomputation and number of microbatches.
@@ -70,18 +73,18 @@ def decided(
         return cut_as(traced.graph.recompute, tuple(positions), count)
 
     def planned(policy: str, by: Method = method) -> PlanData:
-        return _fits_host(with_step(microbatches.decided(changed(policy), batch, by, meshes, solve, say, cut)))
+        return with_step(microbatches.decided(changed(policy), batch, by, meshes, solve, say, cut))
 
     if method.recompute != AUTO:
         _check_host(method.recompute, meshes[0])
         _check_share(method.recompute, changed(method.recompute))
-        return planned(method.recompute)
+        return _fits_host(planned(method.recompute))
     has_backward = bool((traced.graph.columns.phase == PHASES.index(BACKWARD)).any())
     if not has_backward or (isinstance(method, Auto) and method.profile):
         return planned(AS_WRITTEN)
     has_checkpoints = any(operation.is_checkpoint for operation in traced.call.program.walk())
     least = NONE if has_checkpoints else AS_WRITTEN
-    if not _may_be_short(traced, meshes[0], method):
+    if on_host_within is None and not _may_be_short(traced, meshes[0], method):
         with suppress(DoesNotFit):  # which is not impossible: what does not divide is whole on every device
             return planned(least)
     if meshes[0].cluster is None:
@@ -92,7 +95,7 @@ def decided(
         parts = changed(policy) if count == 1 else cut_as(policy, tuple(positions), count)
         return with_step(solve(parts, by, limited=False))
 
-    search = _Search(traced, positions, least, has_checkpoints, meshes, planned, unlimited, say)
+    search = _Search(traced, positions, least, has_checkpoints, meshes, planned, unlimited, say, on_host_within)
     if not microbatches.is_free(method) or meshes[0].num_devices == 1:
         return search.best(method).plan
     fsdp = Zero(3, memory_fraction=method.memory_fraction, seconds=method.seconds, microbatches=method.microbatches)
@@ -102,7 +105,7 @@ def decided(
         return search.best(method).plan
     plans = [replace(best.plan, method=method.name)]
     with suppress(DoesNotFit):
-        plan = planned(best.plan.recompute)
+        plan = _fits_host(planned(best.plan.recompute))
         plans.append(replace(plan, remarks=(*best.remarks, *plan.remarks)))
     return simplest(plans)
 
@@ -126,15 +129,25 @@ def _check_host(word: str, mesh: Mesh) -> None:
         )
 
 
+def may_use_host(method: Method, mesh: Mesh) -> bool:
+    """Whether a method may keep on the host what no device has room for."""
+    return method.recompute == AUTO and not method.staged and mesh.cluster is not None and not mesh.is_cpu
+
+
+def _host_room(plan: PlanData) -> float:
+    """Bytes of the host's memory that each device may fill."""
+    return (0 if plan.mesh.chip is None else plan.mesh.chip.host_memory_bytes) or inf
+
+
 def _fits_host(plan: PlanData) -> PlanData:
     """Refuses a plan that keeps more on the hosts than they hold, where the cluster says how much that is."""
-    room = 0 if plan.mesh.chip is None else plan.mesh.chip.host_memory_bytes
-    if room and plan.memory.host_bytes > room:
+    room = _host_room(plan)
+    if plan.memory.host_bytes > room:
         raise DoesNotFit(
             f"the plan keeps {format_bytes(plan.memory.host_bytes)} of each device on its host, which has "
             f"{format_bytes(room)} for each: give recompute={FULL!r}, or more microbatches",
             needed_bytes=plan.memory.host_bytes,
-            limit_bytes=room,
+            limit_bytes=int(room),
         )
     return plan
 
@@ -178,6 +191,7 @@ class _Search:
         planned: Makes a plan with a policy by a method.
         unlimited: The same in some microbatches, with as much memory as it takes.
         say: Called with each stage.
+        on_host_within: As in `decided`.
     """
 
     traced: Traced
@@ -188,6 +202,7 @@ class _Search:
     planned: Callable[[str, Method], PlanData]
     unlimited: Callable[[str, Method, int], PlanData]
     say: Progress
+    on_host_within: float | None
 
     def best(self, method: Method) -> _Best:
         """The best plan by a method.
@@ -196,6 +211,8 @@ class _Search:
             DoesNotFit: None fits.
             ShardingError: The batch does not divide as the method says.
         """
+        if self.on_host_within is not None:
+            return self._best_on_host(method, self.on_host_within)
         self.say(f"{method.name} without recomputation")
         misfits: list[DoesNotFit] = []
         plans: list[PlanData] = []
@@ -226,6 +243,16 @@ class _Search:
         remarks = () if promises is None or best is whole else promises.remarks(best)
         return _Best(replace(best, remarks=(*remarks, *best.remarks)), remarks)
 
+    def _best_on_host(self, method: Method, limit: float) -> _Best:
+        """The best plan by a method that keeps results on the host, where none fits that does not."""
+        promises = self._promises(method, None, limit)
+        plans = [] if promises is None else self._looked_into(promises, method)
+        if promises is None or not plans:
+            return _Best(_fits_host(self.planned(OFFLOAD, method)), ())
+        best = simplest(plans)
+        remarks = promises.remarks(best)
+        return _Best(replace(best, remarks=(*remarks, *best.remarks)), remarks)
+
     def _promises(self, method: Method, whole: PlanData | None, limit: float) -> Promises | None:
         """What may be expected of policies; None where the step has no layers that could be computed again.
 
@@ -239,7 +266,7 @@ class _Search:
         regions = regions_of(reference.origin.call.program)
         if not regions:
             return None
-        figures = Figures(reference)
+        figures = Figures(reference, self.on_host_within is not None)
         keeping = Keeping([LayerKind(one, n, figures) for one in regions for n in range(one.layers.num_kinds)])
         if isinstance(method.microbatches, int):
             return Promises(keeping, reference, [method.microbatches], limit, whole)
@@ -273,7 +300,9 @@ class _Search:
             except ShardingError:  # so small a part of the batch does not divide among the devices
                 promises.learn(promise, inf)
                 continue
-            if promises.learn(promise, plan.memory.peak_bytes, plan.step_s):
+            if plan.memory.host_bytes > _host_room(plan):
+                promises.learn(promise, inf)
+            elif promises.learn(promise, plan.memory.peak_bytes, plan.step_s):
                 plans.append(replace(plan, memory=replace(plan.memory, limit_bytes=round(promises.limit))))
         return plans
 
