@@ -5,7 +5,7 @@ from math import prod
 import pytest
 
 import meshwright as mw
-from meshwright.planner.mesh_views import auto_meshes
+from meshwright.planner.mesh_views import auto_meshes, worth_refining
 
 CLUSTERS = ["1x1 cpu", "1x3 l40s", "1x8 h100", "7x1 l40s", "2x4 v100-32gb", "50x4 a100-40gb", "64x8 h100", "97x8 h100"]
 
@@ -68,3 +68,11 @@ def test_a_large_cluster_has_few_views_spread_over_its_divisors(spec):
         min(d for d in range(2, hosts) if hosts % d == 0),
         max(d for d in range(2, hosts) if hosts % d == 0),
     } <= outer
+
+
+def test_of_views_of_three_axes_those_are_solved_whose_merged_views_promise_most():
+    machine = mw.cluster("32x8 h100")
+    fine = [mesh for mesh in auto_meshes(machine) if len(mesh.sizes) == 3]
+    floors = {mesh.sizes: 1.0 for mesh in auto_meshes(machine) if len(mesh.sizes) < 3} | {(4, 64): 0.8, (2, 128): 0.9}
+    assert [mesh.sizes for mesh in worth_refining(fine, floors)] == [(2, 16, 8), (4, 8, 8)]
+    assert worth_refining(fine, {}) == fine  # nothing is known of what they refine

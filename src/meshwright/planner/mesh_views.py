@@ -1,9 +1,12 @@
 """Chooses the mesh views of a cluster that are worth solving."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from meshwright.hardware import Cluster, Mesh
 
+_MOST_FINE = 2  # views of three axes that are tried; with all of them plans of the zoo are no quicker as simulated
 _MOST_OF_A_KIND = 5  # views that cut the hosts, or the devices of each host, in two
 _LARGE_HOST = 8  # devices from which a host that is one of several is cut in two beside an axis over the hosts
 
@@ -25,6 +28,19 @@ def auto_meshes(cluster: Cluster) -> list[Mesh]:
         shapes += [(hosts, devices // inner, inner) for inner in _spread(inside)]
     squeezed = dict.fromkeys(tuple(n for n in shape if n > 1) or (1,) for shape in shapes)
     return [cluster.mesh(shape) for shape in sorted(squeezed, key=lambda s: (len(s), s))]
+
+
+def worth_refining(fine: Sequence[Mesh], floors: Mapping[tuple[int, ...], float]) -> list[Mesh]:
+    """Of views of three axes, those whose views of two neighbouring axes merged promise most, the best first.
+
+    Args:
+        fine: The views of three axes.
+        floors: What views of fewer axes cost without a memory limit; one whose merged views are not known is tried.
+    """
+    merged = {mesh: ((a * b, c), (a, b * c)) for mesh in fine for a, b, c in [mesh.sizes]}
+    known = [mesh for mesh in fine if all(sizes in floors for sizes in merged[mesh])]
+    known.sort(key=lambda mesh: sum(floors[sizes] for sizes in merged[mesh]))
+    return [mesh for mesh in fine if mesh not in known or mesh in known[:_MOST_FINE]]
 
 
 def _spread(numbers: list[int]) -> list[int]:

@@ -13,7 +13,7 @@ from meshwright.graph import Graph
 from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.given_shardings import matched, sharding_code, spec_dims
 from meshwright.planner.grouping.roles import Roles, find_roles
-from meshwright.planner.mesh_views import auto_meshes
+from meshwright.planner.mesh_views import auto_meshes, worth_refining
 from meshwright.planner.pricing.formulation import Restrictions
 from meshwright.planner.splitting import divided_view, finer_view, most_split, most_split_along, split_batch, split_over
 from meshwright.runtime.recomputation.policies import AS_WRITTEN, check_word
@@ -84,6 +84,10 @@ class Method:
     def divided(self, graph: Graph, meshes: list[Mesh]) -> list[Mesh]:
         """The views to try for a function, some of whose tensors the number of devices may not divide."""
         return meshes
+
+    def refined(self, fine: Sequence[Mesh], floors: Mapping[tuple[int, ...], float]) -> Sequence[Mesh]:
+        """Of views of three axes those to try, given what views of fewer axes cost without a memory limit."""
+        return fine
 
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
         """Marks on values that have their own restrictions, so that folding does not tie them to others."""
@@ -167,6 +171,9 @@ class Auto(Method):
         if self.mesh_shapes is not None or type(self) is not Auto:
             return meshes
         return [*meshes, *finer_view(graph, meshes)]
+
+    def refined(self, fine: Sequence[Mesh], floors: Mapping[tuple[int, ...], float]) -> Sequence[Mesh]:
+        return fine if self.mesh_shapes is not None else worth_refining(fine, floors)
 
     def pins(self, graph: Graph, roles: Roles) -> dict[int, Hashable]:
         inputs, outputs = matched(self.fix, graph)

@@ -176,7 +176,12 @@ class Task:
         self, meshes: list[Mesh], say: Progress, budget: Budget, exposure: Exposure | None, findings: Findings
     ) -> PlanData | None:
         formulate = cache(lambda mesh: self.formulate(mesh, exposure))
-        found = search(meshes, ViewSearch(formulate, self.limit, self.floor_bytes, self.named, say), budget, findings)
+        found = search(
+            meshes,
+            ViewSearch(formulate, self.limit, self.floor_bytes, self.named, self.method.refined, say),
+            budget,
+            findings,
+        )
         if found is None:
             return None
         say("reading the plan back")

@@ -7,7 +7,7 @@ far are nearly solved, the most promising are solved to the end if their gaps ar
 goes to the last few thousandths, which hardly change a choice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -28,6 +28,7 @@ from meshwright.plans.plan import PROVEN_GAP, Considered
 from meshwright.solver.problem.solution import Status
 from meshwright.units import format_bytes
 
+_FINE = 3  # axes of the views that refine others
 _LESS = 1 - 1e-9  # of a cost: less is equal, by the tolerance of a solve
 
 
@@ -51,6 +52,7 @@ class ViewSearch:
         limit_of: Bytes allowed on each device of a view.
         floor_bytes: Bytes that no choice on a view can go below, known without its problem.
         named: A view's problem as a named method restricts it.
+        refined: Of views of three axes those to try, given the floors of those of fewer.
         say: Called with each stage.
     """
 
@@ -58,6 +60,7 @@ class ViewSearch:
     limit_of: Callable[[Mesh], float | None]
     floor_bytes: Callable[[Mesh], float]
     named: Restricted
+    refined: Callable[[Sequence[Mesh], Mapping[tuple[int, ...], float]], Sequence[Mesh]]
     say: Callable[[str], None]
 
 
@@ -110,10 +113,24 @@ def search(
 
 
 def _solve_free(meshes: Sequence[Mesh], how: ViewSearch, findings: Findings, budget: Budget) -> list[ViewState]:
-    """The views on which some choice is possible, solved without memory."""
+    """The views on which some choice is possible, solved without memory: of those of three axes, the promising."""
+    coarse = [mesh for mesh in meshes if len(mesh.sizes) != _FINE]
+    states = _each_free(coarse, how, findings, budget)
+    fine = [mesh for mesh in meshes if len(mesh.sizes) == _FINE]
+    tried = how.refined(fine, {state.formulation.mesh.sizes: state.floor for state in states})
+    for mesh in fine:
+        if mesh not in tried:
+            findings.remarks[mesh.sizes] = Considered(mesh.sizes, None, None, "not tried: others promise more")
+    return states + _each_free(tried, how, findings, budget, bool(states))
+
+
+def _each_free(
+    meshes: Sequence[Mesh], how: ViewSearch, findings: Findings, budget: Budget, is_any: bool = False
+) -> list[ViewState]:
+    """Views solved without memory; where there is any before them, only as long as there is time."""
     states: list[ViewState] = []
     for mesh in meshes:
-        if states and budget.is_for_solving:
+        if (states or is_any) and budget.is_for_solving:
             findings.remarks[mesh.sizes] = Considered(mesh.sizes, None, None, f"not tried in {budget.seconds:g} s")
             continue
         how.say(f"pricing mesh {_name(mesh)}")
