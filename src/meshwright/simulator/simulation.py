@@ -12,7 +12,7 @@ from meshwright.names import one_line
 from meshwright.simulator.show import simulation_json, simulation_view
 from meshwright.simulator.simulated_step import SimulatedStep
 from meshwright.simulator.timeline import DeviceTimeline
-from meshwright.simulator.trace import save_trace
+from meshwright.simulator.trace import simulation_events, write_trace
 from meshwright.units import format_bytes, format_seconds
 
 
@@ -27,7 +27,7 @@ class Simulation(SimulatedStep, Printed):
 
     def save_trace(self, path: str | Path) -> None:
         """Writes the timeline as a trace that Perfetto (ui.perfetto.dev) and Chrome open."""
-        save_trace(self, self.timeline, Path(path))
+        write_trace(Path(path), simulation_events(self, self.timeline))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

@@ -1,4 +1,4 @@
-"""Writes a simulation as a trace in the Trace Event Format, which Perfetto and Chrome read."""
+"""Writes what devices do when as a trace in the Trace Event Format, which Perfetto and Chrome read."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,32 +14,43 @@ _MOST_TASKS = 300_000  # of a trace; beyond, whole passes are shown, as browsers
 _MOST_ROWS = 100  # of one kind
 
 
-def save_trace(simulation: SimulatedStep, lines: Sequence[DeviceTimeline], path: Path) -> None:
-    """Writes the trace atomically: the file is complete or absent."""
-    data = {"displayTimeUnit": "ms", "traceEvents": list(_events(simulation, lines))}
-    write_whole(path, json.dumps(data))
+Events = Iterator[dict[str, Any]]
 
 
-def _events(simulation: SimulatedStep, lines: Sequence[DeviceTimeline]) -> Iterator[dict[str, Any]]:
+def write_trace(path: Path, events: Iterable[dict[str, Any]]) -> None:
+    """Writes a trace atomically: the file is complete or absent."""
+    write_whole(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": list(events)}))
+
+
+def simulation_events(
+    simulation: SimulatedStep, lines: Sequence[DeviceTimeline], first: int = 0, about: str = ""
+) -> Events:
+    """The events of a simulation, whose classes of devices are numbered from some number on."""
     num_tasks = sum(len(p.run.spans) for run in simulation.stages for p in run.passes)
-    for number, line in enumerate(lines):
-        yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": f"{line.name} × {line.num_devices}"}}
-        named = set()
-        for item, thread in _in_rows(line.intervals if num_tasks <= _MOST_TASKS else line.passes):
-            if thread not in named:
-                named.add(thread)
-                yield {"ph": "M", "name": "thread_name", "pid": number, "tid": thread, "args": {"name": item.kind}}
-            yield {
-                "ph": "X",
-                "name": item.name or item.kind,
-                "cat": item.kind,
-                "pid": number,
-                "tid": thread,
-                "ts": item.start_s * _US,
-                "dur": (item.end_s - item.start_s) * _US,
-            }
-        for when, size in simulation.memory[number]:
+    for number, (line, memory) in enumerate(zip(lines, simulation.memory, strict=True), first):
+        intervals = line.intervals if num_tasks <= _MOST_TASKS else line.passes
+        yield from line_events(number, f"{line.name} × {line.num_devices}{about}", intervals)
+        for when, size in memory:
             yield {"ph": "C", "name": "memory", "pid": number, "ts": when * _US, "args": {"bytes": size}}
+
+
+def line_events(number: int, name: str, intervals: Iterable[Interval]) -> Events:
+    """The events of one class of devices, whose intervals come in order of their starts."""
+    yield {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
+    named = set()
+    for item, thread in _in_rows(intervals):
+        if thread not in named:
+            named.add(thread)
+            yield {"ph": "M", "name": "thread_name", "pid": number, "tid": thread, "args": {"name": item.kind}}
+        yield {
+            "ph": "X",
+            "name": item.name or item.kind,
+            "cat": item.kind,
+            "pid": number,
+            "tid": thread,
+            "ts": item.start_s * _US,
+            "dur": (item.end_s - item.start_s) * _US,
+        }
 
 
 def _in_rows(intervals: Iterable[Interval]) -> Iterator[tuple[Interval, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, update_wrapper
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.tree_util import tree_flatten
@@ -33,6 +33,9 @@ from meshwright.runtime.spmd import Program, Strange, check_types, device_mesh, 
 from meshwright.runtime.stages.pipeline_program import PipelineProgram, why_not_cut
 from meshwright.training.arguments import Arguments, Bound, argument_numbers, batch_and_state, named_arguments
 from meshwright.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.training.recorded_step import RecordedStep
 
 log = logging.getLogger("meshwright")
 
@@ -216,6 +219,24 @@ class Parallelized:
     def program(self, *args: Any, **kwargs: Any) -> Program | PipelineProgram:
         """The program for these arguments, which runs as planned; of a pipeline all stages are compiled."""
         return self._program(self._arguments.bind(args, kwargs))
+
+    def trace(self, *args: Any, **kwargs: Any) -> "tuple[Any, RecordedStep]":
+        """The results of a step in stages, and when this process's stages did what, beside the simulated step.
+
+        It is a call like any other, which all processes make; record one that follows others, since the first one has
+        more to do.
+
+        Raises:
+            ShardingError: The step runs as one program; JAX's profiler shows what happens inside.
+        """
+        from meshwright.training.recorded_step import RecordedStep
+
+        program = self._program(self._arguments.bind(args, kwargs))
+        if isinstance(program, Program):
+            raise ShardingError(f"{self.__name__} runs as one program; jax.profiler.trace shows what happens inside")
+        with program.recording() as recording:
+            result = self(*args, **kwargs)
+        return result, RecordedStep(self.__name__, recording.events(), Plan.of(program.plan).simulate())
 
     def compiled(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         """The compiled program for these arguments: `lower` and compile."""

@@ -1,6 +1,7 @@
 """A function that runs as a pipelined plan says; it is called like a program without stages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -25,6 +26,7 @@ from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackShard
 from meshwright.runtime.stages.engine import Engine
 from meshwright.runtime.stages.lowering.layout import in_pieces, leaf_shardings, of_pieces, stage_devices
 from meshwright.runtime.stages.printing import Printing, returning_printed
+from meshwright.runtime.stages.recording import Recording
 
 
 class PipelineProgram:
@@ -106,6 +108,18 @@ class PipelineProgram:
             results = self.engine.run(pieces)
             self._printing.run(printed, results[count:])
             return self._call.results.fill(self._joined(results[:count]))
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """Records the step that is called within."""
+        self.compile()
+        plain = self.engine.bound
+        recording = Recording(plain)
+        self.engine.bound = recording.bound
+        try:
+            yield recording
+        finally:
+            self.engine.bound = plain
 
     def _pieces(self, arrays: Sequence[Any]) -> list[Any]:
         """The leaves of the step whose stacks are in pieces."""
