@@ -1,7 +1,7 @@
 """How fast is the engine on one GPU, and how much of a step does the host take? Llama-3-8B, random weights, bfloat16.
 
     python benchmarks/serving.py                       # all parts; on an H200 about four minutes
-    python benchmarks/serving.py --part decode --batches 64
+    python benchmarks/serving.py --part decode --batches 64 --kernel
     python benchmarks/serving.py --part leaks          # on any machine: 10,000 random requests
     python benchmarks/serving.py --model llama-tiny --slots 8 --context 24 --chunk 32 --max-len 64   # tries it on a CPU
 
@@ -37,7 +37,7 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.serving.engine import Engine, Placement
 from meshwright.serving.engine.programs import Programs
-from meshwright.serving.models import Decoder, Draw, Kind, PagedCache, SlotCache, StepShape
+from meshwright.serving.models import Decoder, Draw, Kind, PagedCache, SlotCache, StepShape, TritonCache
 from meshwright.serving.promised import step_prices
 from meshwright.serving.requests import Overloaded, Sampling
 from meshwright.serving.scheduling import Limits
@@ -72,13 +72,15 @@ def random_params(decoder):
     return jax.tree.unflatten(tree, [draw(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)])
 
 
-def agreement(report):
+def agreement(report, kernel):
     """Do the kernels say what the scores written out say? A small Llama, with a window and without."""
     for window in (None, 40):
         options = {"layers": 2, "hidden": 512, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 512, "window": window}
         config = zoo.build("llama-tiny", seq=128, **options).config
-        cache = SlotCache((1, 3), 128, config.dtype)
-        kernels, plain = (Decoder.of(replace(config, attention=kind), cache) for kind in (None, "plain"))
+        slots = SlotCache((1, 3), 128, config.dtype)
+        cache = TritonCache((4,), 128, config.dtype) if kernel else slots
+        kernels = Decoder.of(config, cache)
+        plain = Decoder.of(replace(config, attention="plain"), slots)
         params = random_params(kernels)
         tokens = np.random.default_rng(0).integers(0, 512, 100)
         scores = {}
@@ -243,11 +245,14 @@ def kernel_times(report, name, step):
     """Which kernels take the time of a bare step, by JAX's profiler."""
     np.asarray(step())
     with TemporaryDirectory() as folder:
-        sums = Counter()
-        for kernel, (_, seconds) in kernels(step, Path(folder)).items():
-            sums["".join(letter for letter in kernel if not letter.isdigit())] += seconds
-    for kernel, seconds in sums.most_common(14):
-        report(part="kernels", step=name, all_ms=1e3 * sums.total(), kernel=kernel, ms=1e3 * seconds)
+        sums, counts = Counter(), Counter()
+        for kernel, (count, seconds) in kernels(step, Path(folder)).items():
+            alike = "".join(letter for letter in kernel if not letter.isdigit())
+            sums[alike] += seconds
+            counts[alike] += count
+    for kernel, seconds in sums.most_common(20):
+        rest = {"kernel": kernel, "times": counts[kernel], "ms": 1e3 * seconds}
+        report(part="kernels", step=name, all_ms=1e3 * sums.total(), **rest)
 
 
 def variants(config, params, report, options):
@@ -388,14 +393,19 @@ def leaks(report, requests):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--part", choices=("all", "agreement", "decode", "prefill", "throughput", "variants", "leaks"), default="all"
+        "--part",
+        choices=("all", "start", "agreement", "decode", "prefill", "throughput", "variants", "leaks"),
+        default="all",
     )
     parser.add_argument("--model", default="llama3-8b")
+    parser.add_argument("--kernel", action="store_true", help="keep and mix by `serving/models/triton.py`")
+    parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 64, 256])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--chunk", type=int, default=2048)
+    parser.add_argument("--lengths", type=int, nargs="*", default=[1024], help="of chunks that are compiled as well")
     parser.add_argument("--max-len", type=int, default=2176)
     parser.add_argument("--length", type=int, default=1000, help="of prompts and of answers, for the throughput")
     parser.add_argument("--seconds", type=float, default=30)
@@ -409,10 +419,12 @@ def main():
         leaks(report, options.requests)
         return
     if options.part == "agreement":
-        agreement(report)
+        agreement(report, options.kernel)
         return
-    config = zoo.build(options.model, seq=options.max_len).config
-    cache = SlotCache(banks(options.slots), options.max_len, config.dtype)
+    layers = {} if options.layers is None else {"layers": options.layers}
+    config = zoo.build(options.model, seq=options.max_len, **layers).config
+    of_banks = (options.slots,) if options.kernel else banks(options.slots)
+    cache = (TritonCache if options.kernel else SlotCache)(of_banks, options.max_len, config.dtype)
     params = random_params(Decoder.of(config, cache))
     if options.part == "variants":
         variants(config, params, report, options)
@@ -428,7 +440,7 @@ def main():
         max_len=options.max_len,
     )
     start = time.perf_counter()
-    engine = Engine(config, params, limits, cache, lengths=[options.chunk // 2])
+    engine = Engine(config, params, limits, cache, lengths=options.lengths)
     report(part="start", compiled=len(engine._buckets.shapes()), seconds=time.perf_counter() - start)
     compiled_sizes(engine, report)
     prices = step_prices(config, mw.cluster("1x1 h200"), 1)
@@ -444,7 +456,7 @@ def main():
         settle(engine)
     engine.close()
     if options.part == "all":
-        agreement(report)
+        agreement(report, options.kernel)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from meshwright import zoo
 from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape
 from meshwright.serving.models.attention import Scoring, attend_last
 from meshwright.serving.models.sampling import draw
+from meshwright.serving.models.triton import TritonCache
 from meshwright.serving.requests import MOST_LOGPROBS
 
 
@@ -64,46 +65,28 @@ class WrittenOut(SlotCache):
         return attend_last(q, *layer[0], rows.positions, plain)
 
 
-@dataclass(frozen=True)
-class Sliced(SlotCache):
-    """Each sequence's keys and values written by a slice of its own, or chosen by a mask, in place of a scatter."""
-
-    def write_rows(self, layer, new, rows):
-        def one(place, values, at):
-            return jax.lax.dynamic_update_slice(place, values[None].astype(place.dtype), (at, 0, 0))
-
-        return (tuple(jax.vmap(one)(a, n, rows.positions) for a, n in zip(layer[0], new, strict=True)),)
-
-    def write_prompts(self, layer, new, prompts):
-        start = (prompts.slots[0], prompts.starts[0], 0, 0)
-        return (
-            tuple(
-                jax.lax.dynamic_update_slice(a, n.astype(a.dtype), start) for a, n in zip(layer[0], new, strict=True)
-            ),
-        )
-
-
 WAYS = {
     "as it is": SlotCache,
     "no writes": Unwritten,
     "no attention": Unattended,
     "products only": Products,
     "scores written out": WrittenOut,
-    "slices written": Sliced,
+    "kernel": TritonCache,
 }
 
 
 def step_of(config, params, way, shape, batch, options, small_head=False):
-    """A compiled step as a function without arguments; its cache is its own."""
-    cache = WAYS[way]((batch,), options.max_len, config.dtype)
+    """A compiled step as a function without arguments; its cache is its own, and `batch` of its rows are sequences."""
+    slots = max(shape.rows, 1)
+    cache = WAYS[way]((slots,), options.max_len, config.dtype)
     decoder = Decoder.of(config, cache)
     own = {**params, "head": params["head"][: options.small_head]} if small_head else params
     kinds = decoder.arrays()
     packed = shape.packed(0)
     rows, prompts = shape.unpack(packed)
-    rows.at[:], rows.given[:] = options.context, 1
+    rows.at[:batch], rows.given[:batch] = options.context, 1
     prompts.counts[:], prompts.slots[:] = shape.tokens, 0
-    last = jnp.zeros(batch, jnp.int32)
+    last = jnp.zeros(slots, jnp.int32)
     function = jax.jit(partial(decoder.step, shape), donate_argnums=1)
     start = time.perf_counter()
     compiled = function.lower(own, kinds, last, packed).compile()
@@ -146,8 +129,9 @@ def main():
     for batch in options.batches:
         shape = StepShape(batch, 0, 0, False, 0)
         cases += [(way, shape, batch, False) for way in WAYS] + [("as it is", shape, batch, True)]
+    cases += [(way, StepShape(rows, 0, 0, False, 0), 1, False) for way in ("as it is", "kernel") for rows in (2, 8)]
     shape = StepShape(0, 1, options.chunk, True, 0)
-    ways = [way for way in WAYS if way != "scores written out"]
+    ways = [way for way in WAYS if way not in ("scores written out", "kernel")]
     cases += [(way, shape, 1, False) for way in ways] + [("as it is", shape, 1, True)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = [
@@ -160,6 +144,7 @@ def main():
             state.clear()
             report(
                 way="small head" if small else way,
+                rows=shape.rows,
                 batch=batch,
                 prompt=shape.tokens,
                 ms=1e3 * seconds,
@@ -175,9 +160,9 @@ def main():
             report(way=f"draw {kind.name.lower()}", batch=batch, ms=1e3 * seconds)
     if jax.default_backend() == "gpu":
         for (way, shape, batch, small), one in zip(cases, made, strict=True):
-            if way == "as it is" and not small:
+            if way in ("as it is", "kernel") and not small:
                 run, state, _ = one.result()
-                kernel_times(report, f"{batch} {shape.tokens}", run)
+                kernel_times(report, f"{way}: {batch} of {shape.rows} rows, {shape.tokens} tokens", run)
                 state.clear()
 
 

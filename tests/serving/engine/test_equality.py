@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import meshwright as mw
 from meshwright.serving.engine import Engine
-from meshwright.serving.models import PagedCache, SlotCache
+from meshwright.serving.models import PagedCache, SlotCache, TritonCache
 from meshwright.serving.requests import Sampling
 from meshwright.serving.scheduling import Limits
 
@@ -75,10 +75,11 @@ def test_however_prompts_are_cut_and_requests_preempted(chunk, blocks):
         engine.close()
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt-oss"])
-def test_contiguous_slots_compute_the_same(name):
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "gemma2"])
+@pytest.mark.parametrize("slots", [SlotCache((1, 3), LENGTH, "float32"), TritonCache((4,), LENGTH, "float32")])
+def test_contiguous_slots_compute_the_same(name, slots):
     limits = Limits(4, LENGTH, 4, 8, 12, 100, LENGTH)
-    engine = Engine(model(name).config, model(name).params, limits, SlotCache((1, 3), LENGTH, "float32"))
+    engine = Engine(model(name).config, model(name).params, limits, slots)
     prompts, expected = zip(*texts(name), strict=True)
     try:
         assert run(engine, prompts * 3) == list(expected) * 3

@@ -51,7 +51,7 @@ def test_what_is_written_is_read_as_from_pages_of_keys_and_of_values():
         rows.given[:], rows.at[:], rows.tables[:] = [3, 4], [0, -1], [[0, 1, 2], [3, 4, 5]]
         prompts.tokens[:], prompts.counts[:], prompts.tables[:] = range(6), 6, [[6, 7, 8]]
         step = jax.jit(lambda *given, decoder=decoder: decoder.step(shape, *given))
-        arrays, _, first = step(params, arrays, jnp.zeros(4, jnp.int32), packed)
+        arrays, _, first = step(params, arrays, jnp.zeros(4, jnp.int32), packed.copy())  # the next step changes it
         prompts.starts[:] = 6
         arrays, of_rows, second = step(params, arrays, jnp.zeros(4, jnp.int32), packed)
         taken = decoder.take(5, arrays, jnp.array([5, 0, 6, 7]))

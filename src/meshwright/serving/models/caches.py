@@ -36,20 +36,21 @@ class Cache(Protocol):
     def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
         """The types of the arrays of all layers: for each a pair of keys and values."""
 
-    def write_rows(self, layer: PyTree, new: Pair, rows: Running) -> PyTree:
-        """Keeps the keys and values of the last token of each running sequence; returns the layer's arrays.
+    def write_prompts(self, layer: PyTree, new: Pair, prompts: Prompts) -> PyTree:
+        """Keeps the keys and values of chunks of prompts; returns the layer's arrays.
 
-        A step writes all before it reads any: what a kernel reads is copied where a later write has no order to it.
+        A step writes all before it reads any: what a kernel reads is copied where a later write has no order to it. So
+        this comes first, and then `mix_rows`.
         """
 
-    def write_prompts(self, layer: PyTree, new: Pair, prompts: Prompts) -> PyTree:
-        """The same of chunks of prompts."""
+    def mix_rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[Array, PyTree]:
+        """Keeps those of the last token of each running sequence, and mixes its values by that token's queries.
 
-    def attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
-        """Mixes the values of each running sequence by queries of its last token, (rows, heads, head_dim)."""
+        Queries and what is returned with the layer's arrays are (rows, heads, head_dim).
+        """
 
     def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
-        """The same of chunks, where queries are (sequences, tokens, heads, head_dim)."""
+        """Mixes the values of chunks of prompts by their queries, (sequences, tokens, heads, head_dim)."""
 
     def take(self, layer: PyTree, place: Array, length: int) -> Pair:
         """Keys and values of one sequence's first positions, (length, kv_heads, head_dim); see `Decoder.take`."""
@@ -77,13 +78,14 @@ class PagedCache:
         one = jax.ShapeDtypeStruct((self.blocks, self.block_size, kv_heads, head_dim), self.dtype)
         return [(one, one) for _ in range(layers)]
 
-    def write_rows(self, layer: PyTree, new: Pair, rows: Running) -> PyTree:
-        return self._write(layer, new, rows.tables[:, None], rows.positions[:, None], rows.active[:, None])
-
     def write_prompts(self, layer: PyTree, new: Pair, prompts: Prompts) -> PyTree:
         return self._write(layer, new, prompts.tables[:, None], prompts.positions, prompts.active)
 
-    def attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
+    def mix_rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[Array, PyTree]:
+        layer = self._write(layer, new, rows.tables[:, None], rows.positions[:, None], rows.active[:, None])
+        return self._attend_rows(layer, q, rows, options), layer
+
+    def _attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
         k, v = (self._read(pages, rows.tables) for pages in layer)
         return attend_last(q, k, v, rows.positions, options)
 
@@ -146,7 +148,12 @@ class SlotCache:
         kinds = [jax.ShapeDtypeStruct((slots, self.length, kv_heads, head_dim), self.dtype) for slots in self.banks]
         return [tuple((kind, kind) for kind in kinds) for _ in range(layers)]
 
+    def mix_rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[Array, PyTree]:
+        layer = self.write_rows(layer, new, rows)
+        return self.attend_rows(layer, q, rows, options), layer
+
     def write_rows(self, layer: PyTree, new: Pair, rows: Running) -> PyTree:
+        """The first half of `mix_rows`."""
         banks = []
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
             here = slice(start, start + slots)
@@ -166,6 +173,7 @@ class SlotCache:
         return tuple(banks)
 
     def attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
+        """The second."""
         mixed = []
         for start, slots, (k, v) in zip(self.starts, self.banks, layer, strict=True):
             if start < len(q):

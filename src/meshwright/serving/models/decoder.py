@@ -140,12 +140,11 @@ class _Mix:
         count, shape, mixed = len(rows.slots), prompts.tokens.shape, []
         of_rows = [one[0, :count] for one in (q, k, v)]
         of_prompts = [one[0, count:].reshape(*shape, *one.shape[2:]) for one in (q, k, v)]
-        if count:
-            layer = self.cache.write_rows(layer, (of_rows[1], of_rows[2]), rows)
         if shape[0]:
             layer = self.cache.write_prompts(layer, (of_prompts[1], of_prompts[2]), prompts)
         if count:
-            mixed.append(self.cache.attend_rows(layer, of_rows[0], rows, options))
+            of_last, layer = self.cache.mix_rows(layer, of_rows[0], (of_rows[1], of_rows[2]), rows, options)
+            mixed.append(of_last)
         if shape[0]:
             new = of_prompts[1], of_prompts[2]
             part = self.cache.attend_prompts(layer, of_prompts[0], new, prompts, options)

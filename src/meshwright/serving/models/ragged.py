@@ -29,7 +29,7 @@ class RaggedCache(PagedCache):
         one = jax.ShapeDtypeStruct((self.blocks, self.block_size, 2 * kv_heads, head_dim), self.dtype)
         return [(one,) for _ in range(layers)]
 
-    def attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
+    def _attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
         if why_not_ragged(q, layer[0], options):
             k, v = self._read_pair(layer, rows.tables)
             return attend_last(q, k, v, rows.positions, options)
