@@ -14,7 +14,6 @@ import numpy as np
 
 from meshwright import jax_compat
 from meshwright.graph.accumulation import ADDING
-from meshwright.graph.graph import cpu_itemsize
 from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
 from meshwright.program.program import Program
@@ -162,17 +161,6 @@ class Rehearser(Evaluator):
                 value = stand_ins.repeated(value, dim, self.sizes[axis])
         return value
 
-    def _to(self, entry: Entry, target: Spec | None) -> jax.Array:
-        value, spec, phase = self.settled(entry)
-        if spec is None:
-            return self._made(value, target, phase)
-        if target is None or spec == target:
-            return value
-        wide, value = value.dtype, self._narrow(value)
-        for kind, before, after in self._hops(value, spec, target):
-            value = _move(kind, value, before, after, self.sizes)
-        return value.astype(wide) if value.dtype != wide else value
-
     def _made(self, value: Any, target: Spec | None, phase: str) -> jax.Array:
         """A constant or virtual value in a sharding; whole without one."""
         if not isinstance(value, Placeholder):
@@ -184,22 +172,24 @@ class Rehearser(Evaluator):
 
         return self.virtual.made_as(value, wanted, bring, "whole")
 
-    def _hops(self, value: Any, spec: Spec, target: Spec) -> list[tuple[str, Spec, Spec]]:
-        """The kinds of the hops from one sharding to another, with the shardings before and after each."""
-        shape = tuple(
-            size * int(np.prod([self.sizes[a] for a in axes], dtype=int))
-            for size, axes in zip(value.shape, spec, strict=True)
-        )
-        itemsize = jax_compat.itemsize(value.dtype)
-        itemsize = cpu_itemsize(str(value.dtype), itemsize) if self.plan.mesh.is_cpu else itemsize
-        source, goal = (self.axes.code(self._indices(s)) for s in (spec, target))
-        found = []
-        for hop in self.resharding.path(shape, itemsize, source, goal):
-            dims = self.axes.dims(hop.code, len(shape))
-            after = tuple(tuple(self.plan.mesh.names[a] for a in d) for d in dims)
-            found.append((hop.kind, spec, after))
-            spec = after
-        return found
+    def _whole_shape(self, value: Any, spec: Spec) -> tuple[int, ...]:
+        counts = (prod(self.sizes[axis] for axis in axes) for axes in spec)
+        return tuple(size * count for size, count in zip(value.shape, counts, strict=True))
+
+    def _hop(self, kind: str, value: Any, before: Spec, after: Spec) -> jax.Array:
+        """The stand-in of one hop of a resharding."""
+        if kind == "permute":
+            return stand_ins.unchanged(value)
+        changed = [d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+        left = next((d for d in changed if len(before[d]) > len(after[d])), -1)
+        entered = next((d for d in changed if len(after[d]) > len(before[d])), -1)
+        moved = set(before[left]) - set(after[left]) if left >= 0 else set(after[entered]) - set(before[entered])
+        count = prod(self.sizes[axis] for axis in moved)
+        if kind == SLICE:
+            return stand_ins.first_part(value, entered, count)
+        if kind == "all_gather":
+            return stand_ins.all_gather(value, left, count)
+        return stand_ins.all_to_all(value, left, entered, count)
 
     def _give(self, values: Sequence[Any], op: OpPlan | None, settled: bool = False) -> list[Entry]:
         if op is None:
@@ -248,19 +238,3 @@ class Rehearser(Evaluator):
 
     def _constrain(self, value: Any, spec: Spec | None) -> jax.Array:
         return value
-
-
-def _move(kind: str, value: Any, before: Spec, after: Spec, sizes: dict[str, int]) -> jax.Array:
-    """The stand-in of one hop of a resharding."""
-    if kind == "permute":
-        return stand_ins.unchanged(value)
-    changed = [d for d, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    left = next((d for d in changed if len(before[d]) > len(after[d])), -1)
-    entered = next((d for d in changed if len(after[d]) > len(before[d])), -1)
-    moved = set(before[left]) - set(after[left]) if left >= 0 else set(after[entered]) - set(before[entered])
-    count = prod(sizes[axis] for axis in moved)
-    if kind == SLICE:
-        return stand_ins.first_part(value, entered, count)
-    if kind == "all_gather":
-        return stand_ins.all_gather(value, left, count)
-    return stand_ins.all_to_all(value, left, entered, count)

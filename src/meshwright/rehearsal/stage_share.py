@@ -30,7 +30,7 @@ from meshwright.runtime.stages.cutting.packs import Packs
 from meshwright.runtime.stages.engine import Engine
 from meshwright.runtime.stages.lowering.layout import REPLICAS, without_replicas
 from meshwright.runtime.stages.lowering.lowered import Lowered
-from meshwright.runtime.stages.lowering.planned_pieces import PieceEvaluator, PlannedPieces
+from meshwright.runtime.stages.lowering.planned_pieces import PlannedPieces
 from meshwright.runtime.stages.lowering.stage_lowering import StageLowering
 from meshwright.schedules.instructions import UPDATE
 
@@ -198,13 +198,6 @@ class StageShare:
         env.update(zip(piece.outs, made, strict=True))
 
 
-class _PieceRehearser(PieceEvaluator, Rehearser):
-    """Evaluates pieces of a replica's program on one device's shards."""
-
-    def __init__(self, plan: PlanData):
-        Rehearser.__init__(self, plan)
-
-
 class _Pieces(PlannedPieces):
     """The pieces of a pass, on one device's shards."""
 
@@ -215,8 +208,8 @@ class _Pieces(PlannedPieces):
         self.waits = own.pieces.waits
         self.share, self.rows = share, Cut(own.devices.num_microbatches * own.devices.num_replicas, 1)
 
-    def evaluator(self) -> PieceEvaluator:
-        rehearser = _PieceRehearser(self.plan)
+    def evaluator(self) -> Rehearser:
+        rehearser = Rehearser(self.plan)
         rehearser.whole, rehearser.platform = self.share.whole, self.share.platform
         return rehearser
 

@@ -1,7 +1,8 @@
 """Evaluates a program as a plan says: operands are resharded for each operation, and its results are constrained."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,6 @@ from jax.sharding import Mesh as DeviceMesh
 from meshwright import jax_compat
 from meshwright.graph.accumulation import ADDING
 from meshwright.graph.dtypes import widens
-from meshwright.graph.graph import cpu_itemsize
 from meshwright.graph.tracing.flatten import signature_of
 from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
@@ -20,11 +20,11 @@ from meshwright.program.program import COND, SCAN, WHILE, Operation, Program
 from meshwright.runtime.program import corrected
 from meshwright.runtime.program.barriers import Barriers, Copies
 from meshwright.runtime.program.contributions import Contributions, Waiting, can_contribute, sums_by_hand
+from meshwright.runtime.program.hops import Hops
 from meshwright.runtime.program.matching import check_program, is_even, other_function, readers_needs
 from meshwright.runtime.program.meshes import constrain
 from meshwright.runtime.program.own_shardings import on_devices
 from meshwright.runtime.program.virtual_values import Known, Virtual
-from meshwright.strategy.reshard import Resharding
 from meshwright.strategy.sharding import Axes
 
 # A value, the sharding it is known to have, the phase that made it.
@@ -32,16 +32,22 @@ Entry = tuple[Any, Spec | Waiting | None, str]
 
 
 class Evaluator:
-    """One evaluation of a program with the plan's shardings."""
+    """One evaluation of a program with the plan's shardings.
+
+    Attributes:
+        deferred: Of a piece of a program, the ids of operations whose sums over devices are left to the end of the
+            step; what its operations read, another piece may have added up already. None for a whole program.
+    """
 
     def __init__(self, plan: PlanData, mesh: DeviceMesh):
         self.plan = plan
         self.mesh = mesh
         self.axes = Axes(plan.mesh.sizes)
-        self.resharding = Resharding(plan.mesh, self.axes)
+        self.hops = Hops(plan.mesh, self.axes)
         self.contributions = Contributions(mesh)
         self.virtual = Virtual(self.axes, mesh, plan.mesh.names)
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
+        self.deferred: Collection[int] | None = None
         self._outer: set[int] = set()  # values that are the same for all trips of the loop around
         self._varying: Any = ()  # a value that varies between trips
         self._copies: dict[tuple[int, str], tuple[Any, dict[Spec, Any]]] = {}  # by value and phase, then by sharding
@@ -94,6 +100,11 @@ class Evaluator:
 
     def operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry], outputs: Sequence[int] = ()) -> list[Entry]:
         """The results of an operation without regions, which have these numbers in its region if it is of one."""
+        if op is not None and self.deferred is not None:
+            if op.serial in self.deferred and can_contribute(eqn, op):
+                return [self._contribution(eqn, op, op.sums, [self._firm(entry) for entry in ins])]
+            if op.waits and not op.sums and not any(isinstance(spec, Waiting) for _, spec, _ in ins):
+                op = replace(op, waits=())
         even = op is not None and is_even(eqn, op)
         if not even:
             ins = [self._firm(entry) for entry in ins]
@@ -342,20 +353,25 @@ class Evaluator:
             self._copies, self._outer, self._varying = before
 
     def _to(self, entry: Entry, target: Spec | None) -> jax.Array:
-        value, spec, _ = self.settled(entry)
+        value, spec, phase = self.settled(entry)
+        if spec is None:
+            return self._made(value, target, phase)
         if target is None or spec == target:
             return value
-        if spec is None:
-            return self._constrain(value, target)
-        source, goal = (self.axes.code(self._indices(s)) for s in (spec, target))
         wide, value = value.dtype, self._narrow(value)
-        itemsize = jax_compat.itemsize(value.dtype)
-        if self.plan.mesh.is_cpu:
-            itemsize = cpu_itemsize(str(value.dtype), itemsize)
-        for hop in self.resharding.path(value.shape, itemsize, source, goal):
-            dims = self.axes.dims(hop.code, len(value.shape))
-            value = self._constrain(value, tuple(tuple(self.plan.mesh.names[a] for a in d) for d in dims))
+        for kind, before, after in self.hops.between(self._whole_shape(value, spec), value.dtype, spec, target):
+            value = self._hop(kind, value, before, after)
         return value.astype(wide) if value.dtype != wide else value
+
+    def _made(self, value: Any, target: Spec | None, phase: str) -> jax.Array:
+        """A value that has no sharding yet, in one; as it is without."""
+        return value if target is None else self._constrain(value, target)
+
+    def _whole_shape(self, value: Any, spec: Spec) -> tuple[int, ...]:
+        return value.shape
+
+    def _hop(self, kind: str, value: Any, before: Spec, after: Spec) -> jax.Array:
+        return self._constrain(value, after)
 
     def _narrow(self, value: Any) -> jax.Array:
         """A value as it was before it was widened, if it was: the narrow form is sent."""
@@ -389,9 +405,6 @@ class Evaluator:
     def _constrain(self, value: Any, spec: Spec | None) -> jax.Array:
         assert spec is not None
         return constrain(value, self.mesh, spec)
-
-    def _indices(self, spec: Spec) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(self.plan.mesh.names.index(n) for n in axes) for axes in spec)
 
 
 def _result(op: OpPlan | None) -> Spec | None:

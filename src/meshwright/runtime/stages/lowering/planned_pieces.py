@@ -20,7 +20,7 @@ from meshwright.program.program import UNPLANNED, Operation, Program
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
-from meshwright.runtime.program.contributions import Waiting, can_contribute
+from meshwright.runtime.program.contributions import Waiting
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.stages.cutting.assignment import Assignment
 from meshwright.runtime.stages.cutting.stage_programs import StageProgram
@@ -39,24 +39,6 @@ class _Split:
 
     def make_judgement(self, plan: PlanData) -> NoReturn:
         raise NotImplementedError("a replica is judged as part of its stage")
-
-
-class PieceEvaluator(Evaluator):
-    """Evaluates pieces of a plan's program, whose operands another pass may have added up already.
-
-    Attributes:
-        deferred: Numbers of operations whose sums over devices are left to the end of the step.
-    """
-
-    deferred: Collection[int] = ()
-
-    def operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry], outputs: Sequence[int] = ()) -> list[Entry]:
-        if op is not None and op.serial in self.deferred and can_contribute(eqn, op):
-            return [self._contribution(eqn, op, op.sums, [self._firm(entry) for entry in ins])]
-        hands_on = op is not None and op.waits and not op.sums
-        if op is not None and hands_on and not any(isinstance(spec, Waiting) for _, spec, _ in ins):
-            op = replace(op, waits=())
-        return super().operation(eqn, op, ins, outputs)
 
 
 class PlannedPieces:
@@ -127,9 +109,9 @@ class PlannedPieces:
             made[v, None] = waiting[v].settled
         return found
 
-    def evaluator(self) -> PieceEvaluator:
+    def evaluator(self) -> Evaluator:
         """What evaluates the pieces."""
-        return PieceEvaluator(self.plan, self.devices.mesh)
+        return Evaluator(self.plan, self.devices.mesh)
 
     def given(self, evaluator: Evaluator, entry: Entry) -> tuple[Any, Spec | None]:
         """A computed value that others read, and its sharding."""
@@ -171,7 +153,7 @@ class PlannedPieces:
 
     def _piece(
         self,
-        evaluator: PieceEvaluator,
+        evaluator: Evaluator,
         piece: Instruction,
         entries: dict[Key, Entry],
         index: Any,
