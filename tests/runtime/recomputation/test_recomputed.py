@@ -161,6 +161,55 @@ def test_what_prints_does_so_once():
     assert sum(bool(one.equation.effects) for one in full.walk()) == LAYERS
 
 
+@jax.custom_vjp
+def held_back(x):
+    return jnp.sin(x)
+
+
+held_back.defvjp(lambda x: (jnp.sin(x), (x, jnp.cos(x))), lambda kept, g: (jnp.clip(g, -0.1, 0.1) * kept[1],))
+
+
+def told(note, x, w, key):
+    """A layer with dropout, a derivative of its own and something that is noted."""
+    jax.debug.callback(note, jnp.sum(x))
+    x = layer(held_back(x), w)
+    key, other = jax.random.split(key)
+    dropped = jnp.where(jax.random.bernoulli(key, 0.8, x.shape), x / 0.8, 0)
+    return jnp.tanh(dropped + 0.1 * jax.random.normal(other, x.shape))
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_random_numbers_are_drawn_again_and_what_is_noted_is_noted_once(in_loop):
+    noted = []
+
+    def loss(w, x, key):
+        def one(carry, own):
+            x, key = carry
+            key, this = jax.random.split(key)
+            return (told(lambda value: noted.append(round(float(value), 3)), x, own, this), key), None
+
+        carry = x @ w["inlet"], key
+        if in_loop:
+            carry, _ = jax.lax.scan(one, carry, stack(w))
+        else:
+            for i in range(LAYERS):
+                carry, _ = one(carry, of_layer(w, i))
+        return jnp.mean((carry[0] @ w["head"]) ** 2)
+
+    with jax.enable_x64(True):  # three layers make much of a rounding in float32
+        args = (*jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (W, X)), jax.random.key(3))
+        call = call_abstractly(jax.value_and_grad(loss), args)
+        expected = run(call, args)
+        jax.effects_barrier()
+        first = sorted(noted)
+        assert len(first) == LAYERS
+        for word in ("full", "offload"):
+            noted.clear()
+            assert_same(expected, run(recomputed(call, word), args))
+            jax.effects_barrier()
+            assert sorted(noted) == first
+
+
 def test_a_forward_pass_stays_as_it_is():
     call = call_abstractly(unrolled(jax.checkpoint(layer)), (W, X))
     assert recomputed(call, "full") is call
