@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import meshwright as mw
-from meshwright.runtime.processes.rendezvous import RESERVED, meet, reserved_port, split_address
+from meshwright.runtime.processes.rendezvous import RESERVED, keep_alive, meet, reserved_port, split_address
 
 pytestmark = pytest.mark.devices
 
@@ -130,3 +130,12 @@ def test_a_reserved_port_is_kept_for_the_coordinator(monkeypatch, host):
         monkeypatch.setenv(RESERVED, str(port))
         bind = f"127.0.0.1:{port}" if host else None
         assert meet(f"127.0.0.1:{port}", 1, 0, timeout_s=1, heartbeat_s=10, bind=bind) == {}
+
+
+def test_a_lost_host_is_noticed_before_jax_ends_the_process():
+    """JAX may do so after half of its heartbeat's time, without a word of who was lost."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        keep_alive(connection, 10.0)
+        read = lambda name: connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"))  # noqa: E731
+        assert 0 < read("KEEPIDLE") + read("KEEPINTVL") * read("KEEPCNT") <= 5
+        assert 0 < read("USER_TIMEOUT") <= 5000

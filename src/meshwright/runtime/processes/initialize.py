@@ -50,8 +50,8 @@ def initialize(
         process_id: Which one this is, from 0.
         local_device_ids: The devices that this process uses; all of its host by default.
         timeout: Seconds to wait for the other processes.
-        heartbeat: Seconds after which a host that does not answer counts as lost. A process that dies on a host that
-            lives is noticed at once.
+        heartbeat: Seconds after which JAX ends a process that does not answer; a host counts as lost after half of
+            them. A process that dies on a host that lives is noticed at once.
         deadline: Seconds after which a process is named that stands still while others are ahead of it; by default
             those of the environment variable MESHWRIGHT_DEADLINE, or 60.
         cluster_detection_method: As for JAX: where the arguments omitted above are looked up, such as Slurm.
