@@ -62,6 +62,14 @@ def test_the_file_says_the_plan(tmp_path):
     assert "('dot_general', (32,)): P(" in values["activation_specs"]
 
 
+def test_the_file_says_what_it_leaves_on_the_device(tmp_path):
+    from tests.step_search.test_recomputation import on_host
+
+    text = on_host().export(path=tmp_path / "plan.py").read_text()
+    assert "of each device on its host; this file does not." in text
+    ast.parse(text)
+
+
 def test_the_command_writes_it(tmp_path):
     plan = mw.plan(train_step, params(), batch(64), cluster=CPU, method="data")
     plan.save(tmp_path / "plan.json")

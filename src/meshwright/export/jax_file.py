@@ -18,6 +18,7 @@ from meshwright.parallelism.words import label_words
 from meshwright.plans.compiler_options import platform_of
 from meshwright.plans.records.record import Record
 from meshwright.plans.tensor import Spec, Tensor
+from meshwright.units import format_bytes
 
 if TYPE_CHECKING:
     from meshwright.plans.plan import OpPlan, PlanData
@@ -68,7 +69,14 @@ def _opening(plan: "PlanData") -> str:
     said = f"{model} on mesh {axes}{where}: {plain_sentence(plan)}"
     said = one_line(said).replace("\\", "/").replace('"', "'")
     version = plan.provenance.get("meshwright", "")
-    return f'"""{said}.\n\nWritten by Meshwright {version}. The end of the file says how to use it.\n"""'
+    lines = [f"{said}.", "", f"Written by Meshwright {version}. The end of the file says how to use it."]
+    if plan.memory.host_bytes:
+        lines += [
+            f"The plan keeps {format_bytes(plan.memory.host_bytes)} of each device on its host; this file does not.",
+            "Give your layers a policy such as `jax.checkpoint_policies.save_and_offload_only_these_names`, or plan",
+            "for more microbatches.",
+        ]
+    return '"""' + "\n".join(lines) + '\n"""'
 
 
 def _values(plan: "PlanData") -> dict[str, str]:
