@@ -190,3 +190,21 @@ def test_a_part_of_the_layers_of_a_loop_is_refused():
 
     with pytest.raises(ShardingError, match="all trips of a loop are alike; give 'full'"):
         mw.plan(scanned, normal(3, 8, 8), normal(4, 8), cluster="1x4 h100", method=mw.Zero(recompute="full:1/2"))
+
+
+def test_other_splits_are_not_looked_for_where_devices_compute_all_the_time():
+    width = 2048
+    layers = [{"up": bfloat16(width, 4 * width), "down": bfloat16(4 * width, width)} for _ in range(2)]
+    arguments = {"inlet": bfloat16(width, width), "layers": layers}, bfloat16(2**18, width)
+    whole = mw.plan(step, *arguments, cluster="2x4 h100", method=mw.Zero(3, microbatches=1, recompute="none"))
+    machine = mw.cluster("2x4 h100")
+    machine = replace(machine, chip=replace(machine.chip, memory_bytes=int(0.8 * whole.memory.peak_bytes)))
+    said: list[str] = []
+    plan = mw.plan(step, *arguments, cluster=machine, on_progress=said.append)
+    assert plan.cost.waiting <= 0.01 * plan.step_s and plan.memory.peak_bytes <= plan.memory.limit_bytes
+    assert any(remark.startswith("Not all splits were looked for: devices wait for") for remark in plan.remarks)
+    assert {line for line in said if line.startswith("pricing")} == {"pricing mesh 8"}
+
+
+def bfloat16(*shape):
+    return jax.ShapeDtypeStruct(shape, "bfloat16")

@@ -165,8 +165,8 @@ class _Search:
 
     def _is_held(self, plan: PlanData) -> bool:
         """Whether a plan is slower for want of memory, so that one with more microbatches may be quicker."""
-        if plan.cost.waiting <= NEARLY * plan.step_s and _repeats_nothing(plan):
-            return False  # devices compute all the time, and nothing that another computes
+        if computes_all_the_time(plan):
+            return False
         rounds = [each for view in plan.considered for each in view.rounds if not each.num_held and each.progress]
         free = [cost for each in rounds if (cost := each.progress[-1].cost) is not None]
         limit = plan.memory.limit_bytes
@@ -193,6 +193,11 @@ class _Search:
 def divisors(size: int) -> list[int]:
     """The numbers that divide a size, in order; 1 for none."""
     return [n for n in range(1, size + 1) if size % n == 0] or [1]
+
+
+def computes_all_the_time(plan: PlanData) -> bool:
+    """Whether devices hardly ever wait, and compute nothing that another computes: no split of the step is quicker."""
+    return plan.cost.waiting <= NEARLY * plan.step_s and _repeats_nothing(plan)
 
 
 def _repeats_nothing(plan: PlanData) -> bool:

@@ -9,6 +9,7 @@ from meshwright.step_search.keeping import Keeping, Kept
 from meshwright.units import format_bytes
 
 _GAIN = 0.002  # part of a step: a promise of less is not looked into
+_LEAST_FREED = 0.25  # of what layers keep less, as two plans that do not fit tell: a smaller part is chance
 _SIMPLER = 0.003  # part of a step that one level for all layers, which has a name, may take longer
 
 
@@ -46,6 +47,7 @@ class Promises:
         self.room = {count: limit - self._rest(count) for count in counts}  # for what layers keep
         self.each_s = 0.0  # what a microbatch more takes
         self.late_s = dict.fromkeys(counts, 0.0)  # by which plans took longer than was expected
+        self.latest: dict[int, tuple[float, float]] = {}  # by number: bytes kept, and the peak, of the latest misfit
         self.quickest = float("inf")
         if whole is not None and whole.microbatches > 1:
             self._learn(whole)
@@ -60,14 +62,23 @@ class Promises:
     def learn(self, promise: Promise, peak_bytes: float, step_s: float | None = None) -> bool:
         """Corrects what is expected by what a promise takes, and its time where it is known; whether it fits."""
         count, kept = promise.num_parts, promise.kept
+        num_bytes, spare = kept.num_bytes / count, self.limit - peak_bytes
         self.tried[count, kept.policy] = kept
-        self.room[count] = kept.num_bytes / count + self.limit - peak_bytes
+        self.room[count] = num_bytes + (spare if spare >= 0 else spare / self._freed(count, num_bytes, peak_bytes))
         if step_s is not None:
             self.late_s[count] += step_s - promise.step_s
         if peak_bytes > self.limit:
             return False
         self.quickest = min(self.quickest, promise.step_s if step_s is None else step_s)
         return True
+
+    def _freed(self, count: int, num_bytes: float, peak_bytes: float) -> float:
+        """The part of what layers keep less by which the peak falls: what is computed again is held for a while."""
+        before, self.latest[count] = self.latest.get(count), (num_bytes, peak_bytes)
+        if before is None or before[0] == num_bytes:
+            return 1.0
+        slope = (before[1] - peak_bytes) / (before[0] - num_bytes)
+        return min(max(slope, _LEAST_FREED), 1.0)
 
     def _learn(self, whole: PlanData) -> None:
         """What a plan without recomputation takes that fits."""

@@ -5,7 +5,7 @@ kind of layer may keep, and what it takes to compute the rest (`layer_kinds.py`)
 small exact problem then says what to keep (`keeping.py`). What it promises is planned under the limit, the quickest
 first, until none promises to be quicker than the best; a plan that does not fit, or leaves room, corrects the promises.
 Where devices are several and the search is free, this is done by fully sharded data parallelism, which is planned in a
-fraction of the time, and the policy that is best by it is searched with.
+fraction of the time, and the policy that is best by it is searched with, unless devices compute all the time by it.
 """
 
 from collections.abc import Callable, Sequence
@@ -104,10 +104,23 @@ def decided(
     except (DoesNotFit, ShardingError):  # by this method: the batch may not divide into as many parts as devices
         return search.best(method).plan
     plans = [replace(best.plan, method=method.name)]
-    with suppress(DoesNotFit):
-        plan = _fits_host(planned(best.plan.recompute))
-        plans.append(replace(plan, remarks=(*best.remarks, *plan.remarks)))
+    assert isinstance(method, Auto), "only that is free"
+    # The view of data parallelism is soon searched, and often devices compute all the time by a plan on it.
+    own_view = [replace(method, mesh_shapes=[best.plan.mesh.sizes])] if len(meshes) > 1 else []
+    for by in (*own_view, method):
+        if microbatches.computes_all_the_time(plans[-1]):
+            return _as_good_as_any(simplest(plans))
+        with suppress(DoesNotFit):
+            plan = _fits_host(planned(best.plan.recompute, by))
+            plans.append(replace(plan, remarks=(*best.remarks, *plan.remarks)))
     return simplest(plans)
+
+
+def _as_good_as_any(plan: PlanData) -> PlanData:
+    """A plan of a search that ended since devices compute nearly all the time."""
+    share = plan.cost.waiting / plan.step_s
+    said = f"Not all splits were looked for: devices wait for {share:.1%} of the step, the most that others could save."
+    return replace(plan, remarks=(*plan.remarks, said))
 
 
 def _check_share(word: str, traced: Traced) -> None:
