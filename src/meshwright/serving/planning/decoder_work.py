@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _TABLES = ("embed", "positions")
 #: Layers that are traced to see in which turn they attend; Gemma's has six.
 _TRACED = 12
-#: Kernels that engines join: of these products each layer starts one.
-_JOINED = {"k": "q", "v": "q", "up": "gate"}
+#: Kernels that all engines join, and those that most do: of these products each layer starts one.
+_JOINED, _OFTEN_JOINED = ("k", "v"), ("up",)
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,9 @@ class Product:
     def num_weights(self) -> int:
         return self.count * self.size * max(1, self.experts)
 
-    @property
-    def starts_kernel(self) -> bool:
-        """Whether it is not joined with another into one kernel."""
-        return self.name not in _JOINED
+    def starts_kernel(self, joins: bool) -> bool:
+        """Whether it is not joined with another into one kernel, where those are joined that most engines do."""
+        return self.name not in _JOINED and not (joins and self.name in _OFTEN_JOINED)
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,7 @@ class DecoderWork:
         looked_up: Weights that are looked up and not multiplied.
         active: Experts that serve each token.
         most_positions: The longest sequence that it can have; 0 where nothing says.
+        config: The zoo's `Config`.
     """
 
     name: str
@@ -114,6 +114,7 @@ class DecoderWork:
     looked_up: int
     active: int
     most_positions: int
+    config: Any
 
     @property
     def num_weights(self) -> int:
@@ -195,6 +196,7 @@ def _work_of(name: str, config: Any) -> DecoderWork:
         looked_up=sum(tables.values()) - (0 if heads else tables["embed"]),
         active=config.active if getattr(config, "experts", 0) else 0,
         most_positions=getattr(config, "positions", 0) or 0,
+        config=config,
     )
 
 

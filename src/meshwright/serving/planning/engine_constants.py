@@ -21,7 +21,8 @@ class EngineConstants:
         experts: Further part of it at which the weights of experts are read.
         cache: Part of it at which the cache is read.
         network: Times that a collective takes as long as by the catalogue.
-        layer_s: Seconds of a layer in every step that no product, cache or collective explains.
+        layer_s: Seconds of a layer in every step that no product, cache or collective explains; with `traced`, beside
+            its small kernels.
         step_s: Seconds between two steps.
         sequence_s: Seconds of a step for each sequence that gets a token: sampling, and the host.
         request_s: Seconds between a request's arrival and the scheduler, and of its first token to the client.
@@ -30,6 +31,8 @@ class EngineConstants:
         stream: Tokens that are sent to a client at a time.
         all_experts: Whether every step reads the weights of all experts, whichever its tokens choose.
         every_token: Whether every expert computes every token, where tokens choose as many as there are or more.
+        traced: Whether it is this package's: which small kernels its layers start is counted in the step itself, and
+            gate and up are products of their own.
     """
 
     compute: float
@@ -48,6 +51,7 @@ class EngineConstants:
     stream: int = 1
     all_experts: bool = False
     every_token: bool = False
+    traced: bool = False
 
 
 @lru_cache(maxsize=1)

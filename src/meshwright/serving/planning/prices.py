@@ -23,7 +23,9 @@ from meshwright.errors import ServingError
 from meshwright.hardware import Chip, Cluster
 from meshwright.serving.planning.decoder_work import Attention, DecoderWork, Product
 from meshwright.serving.planning.engine_constants import EngineConstants
+from meshwright.serving.planning.small_kernels import small_kernels
 from meshwright.serving.planning.split import BYTES, COMPUTED, Degrees, Storage, parts_of
+from meshwright.serving.scheduling.limits import row_ladder
 
 Array = NDArray[np.float64]
 
@@ -130,7 +132,8 @@ class StepPrices:
         for product in self.work.products:
             seconds = seconds + self._product_s(product, _GRID) * product.count
         moved = _MOVED * self.work.hidden * _HALF * _GRID / (self.chip.memory_bandwidth * self.chip.memory_efficiency)
-        seconds = seconds + self.work.layers * (moved + self.engine.layer_s)
+        small_s = small_kernels(self.work.config).layer * self.chip.launch_s if self.engine.traced else 0.0
+        seconds = seconds + self.work.layers * (moved + self.engine.layer_s + small_s)
         seconds = (seconds + self.work.layers * self._exchange_s(_GRID)) * ceil(self.work.layers / stages)
         seconds = seconds / self.work.layers
         if stages > 1:
@@ -139,9 +142,13 @@ class StepPrices:
 
     @cached_property
     def _head(self) -> list[float]:
-        """Seconds of the head, which one of the stages has, by the number of sequences."""
+        """Seconds of what depends on the number of sequences: further banks of slots, and the head in one stage."""
         gather = self._collective_s("all_gather", self.split.tensor, _GRID * self.work.vocab * _HALF / 64)
-        return [float(s) for s in (self._product_s(self.work.head, _GRID) + gather) / self.split.pipeline]
+        seconds = self._product_s(self.work.head, _GRID) + gather
+        if self.engine.traced:
+            more = np.array([len(row_ladder(ceil(n))) - 1 for n in _GRID])
+            seconds = seconds + more * small_kernels(self.work.config).bank * self.chip.launch_s * self.work.layers
+        return [float(s) for s in seconds / self.split.pipeline]
 
     def _product_s(self, product: Product, tokens: Array) -> Array:
         """Seconds of one product on the device that has the most to do."""
@@ -163,9 +170,10 @@ class StepPrices:
         computed = COMPUTED.get(dtype, dtype)
         compute = self.engine.compute * (self.engine.float8 if dtype == "float8" else 1.0)
         compute *= self.engine.expert_compute if product.experts else 1.0
+        starts = product.starts_kernel(joins=not self.engine.traced)
         ramp = np.asarray(self.chip.matmul_s(1.0, computed))  # of a kernel; what is joined to another has none
-        arithmetic = (np.asarray(self.chip.matmul_s(flops, computed)) - ramp * (not product.starts_kernel)) / compute
-        launch = self.chip.launch_s if product.starts_kernel else 0.0
+        arithmetic = (np.asarray(self.chip.matmul_s(flops, computed)) - ramp * (not starts)) / compute
+        launch = self.chip.launch_s if starts else 0.0
         return np.maximum(arithmetic, weights / (rate * streaming) + moved / rate) + launch
 
     def _exchange_s(self, tokens: Array) -> Array:
