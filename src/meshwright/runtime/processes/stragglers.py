@@ -16,8 +16,6 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
-import jax
-
 from meshwright.runtime.processes.stalls import stacks
 
 SLOWS = 0.2  # of the time of a step that a process adds to it: what is named
@@ -62,6 +60,8 @@ class Pace:
         """Waits in the background until the call that was begun last has ended: the last array of its result tells."""
         while isinstance(result, tuple | list | dict) and result:
             result = list(result.values())[-1] if isinstance(result, dict) else result[-1]
+        import jax  # here, since the launcher reads this module, and starts without it
+
         if not isinstance(result, jax.Array):
             return
         if self._results is None:
