@@ -1,7 +1,8 @@
 """The time of operations on a chip: a roofline over matrix products and memory traffic, at the rates that are reached.
 
-A plan is priced at the catalogue's rates, those of a kernel that runs alone. Inside a training step kernels are slower;
-`rates.toml` says by how much.
+Inside a training step kernels are slower than the catalogue's, which run alone; `rates.toml` says by how much. A plan of
+one program is priced at these rates, and simulated at them; the stages of a pipeline are priced at the catalogue's, and
+slowed where they are simulated.
 """
 
 import tomllib
@@ -128,7 +129,7 @@ class Rates:
 
 
 def catalogue_rates(chip: Chip) -> Rates:
-    """The rates of kernels that run alone, by which plans are made."""
+    """The rates of kernels that run alone, which measurements are compared with."""
     return Rates(chip, Constants(chip.memory_efficiency))
 
 
