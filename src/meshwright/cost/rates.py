@@ -1,8 +1,8 @@
 """The time of operations on a chip: a roofline over matrix products and memory traffic, at the rates that are reached.
 
-Inside a training step kernels are slower than the catalogue's, which run alone; `rates.toml` says by how much. A plan of
-one program is priced at these rates, and simulated at them; the stages of a pipeline are priced at the catalogue's, and
-slowed where they are simulated.
+Inside a training step kernels are slower than the catalogue's, which run alone; `rates.toml` says by how much. A plan
+of one program is priced at these rates, and simulated at them; the stages of a pipeline are priced at the catalogue's,
+and slowed where they are simulated.
 """
 
 import tomllib
