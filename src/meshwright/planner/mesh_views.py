@@ -6,7 +6,9 @@ import numpy as np
 
 from meshwright.hardware import Cluster, Mesh
 
-_MOST_FINE = 2  # views of three axes that are tried; with all of them plans of the zoo are no quicker as simulated
+# Views of three axes that are tried. With all of them 3 of 4 steps of the zoo on 32 to 256 GPUs are the same, and one,
+# of 6 layers of Llama-3-70B on 256, is 0.4% quicker.
+_MOST_FINE = 2
 _MOST_OF_A_KIND = 5  # views that cut the hosts, or the devices of each host, in two
 _LARGE_HOST = 8  # devices from which a host that is one of several is cut in two beside an axis over the hosts
 
