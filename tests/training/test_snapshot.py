@@ -1,6 +1,7 @@
 """Copies of a state that is saved in the background: no later step changes them, and a process has none twice."""
 
 from functools import partial
+from threading import Event
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshwright as mw
+from meshwright.training import saving
+from meshwright.training.checkpoint_files import try_folder
 from meshwright.training.snapshot import snapshot
 
 pytestmark = pytest.mark.devices
@@ -52,10 +55,28 @@ def test_a_step_that_is_still_running_is_waited_for_by_the_copy_alone(mesh, tmp_
     values = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
     expected = np.array(step(jax.device_put(values, place)))
     running = step(jax.device_put(values, place))
-    saving = mw.save(tmp_path, 1, {"w": running}, wait=False)
+    writing = mw.save(tmp_path, 1, {"w": running}, wait=False)
     later = step(running)
     assert running.is_deleted()
-    saving.wait()
+    writing.wait()
     like = {"w": jax.ShapeDtypeStruct((256, 256), jnp.float32, sharding=place)}
     np.testing.assert_array_equal(mw.restore(tmp_path, like=like)["w"], expected)
     assert not np.array_equal(later, expected)
+
+
+def test_a_save_goes_to_the_folder_that_was_meant_when_it_was_asked_for(tmp_path, monkeypatch):
+    moved = Event()
+
+    def try_later(*given):
+        moved.wait(timeout=300)
+        try_folder(*given)
+
+    monkeypatch.setattr(saving, "try_folder", try_later)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    writing = mw.save("checkpoints", 1, {"w": jnp.ones(4)}, wait=False)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    moved.set()
+    writing.wait()
+    assert mw.saved_steps(tmp_path / "checkpoints") == [1]
+    assert not (tmp_path / "elsewhere" / "checkpoints").exists()

@@ -57,6 +57,7 @@ class Saving:
 
     def __init__(self, directory: str | PathLike[str], step: int, keep: int | None):
         self._directory, self._step, self._keep = directory, step, keep
+        self._path = full_path(directory)  # now: the program may change its folder while this is written
         self._earlier: list[int] = []
         self._manager: Any = None
         self._thread: Thread | None = None
@@ -113,11 +114,11 @@ class Saving:
         # Orbax's threads wait twenty minutes for a folder that cannot be made, and the program cannot end meanwhile. It
         # is tried before there is a manager, which removes such folders in a thread of its own.
         if jax.process_index() == 0:
-            try_folder(self._directory, self._step)
+            try_folder(self._path, self._step)
         self._barrier("writable")
         options = orbax().options.AsyncOptions(barrier_sync_fn=self._barrier)
         chosen = {"cleanup_tmp_directories": True, "async_options": options}
-        self._manager = manager(self._directory, is_async=True, of_owners=contents.of_owners, **chosen)
+        self._manager = manager(self._path, is_async=True, of_owners=contents.of_owners, **chosen)
         self._earlier = sorted(self._manager.all_steps())
         if self._step in self._earlier:
             raise _Exists(f"{self._directory} has step {self._step} already; save under another step or delete it")
@@ -126,12 +127,12 @@ class Saving:
 
     def _complete(self) -> None:
         self._manager.close()
-        flush(full_path(self._directory) / str(self._step))
+        flush(self._path / str(self._step))
 
     def _remove(self, steps: list[int]) -> None:
         try:
             for step in steps:
-                remove(self._directory, step)
+                remove(self._path, step)
         except CheckpointError as error:
             self._barrier.fail(error)
             raise
@@ -152,7 +153,7 @@ class Saving:
             # Until Orbax has begun to write, the others may be at barriers of its own, which know of no failure.
             if (self._is_writing or jax.process_count() == 1) and self._barrier.leave():
                 with suppress(Exception):
-                    clean(self._directory)
+                    clean(self._path)
             there = self._earlier
             intact = f"; {listed(there)} there {'is' if len(there) == 1 else 'are'} intact" if there else ""
             raise CheckpointError(
