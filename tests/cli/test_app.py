@@ -237,7 +237,7 @@ def test_recomputation_is_planned_when_nothing_else_fits():
     fraction = (plain + full) / 2 / meshwright.cluster("1 a100-40gb").memory_bytes
     whole = ("--microbatches", 1)
     found = json.loads(run(*TIGHT, fraction, *whole, "--json", "-").stdout)
-    assert found["recompute"] in ("selective", "full") and full <= found["memory"]["peak_bytes"] < plain
+    assert found["recompute"] not in ("none", "as written") and full <= found["memory"]["peak_bytes"] < plain
     assert "no plan fits" in refuse(*TIGHT, fraction, *whole, "--recompute", "none")
     message = refuse(*TIGHT, fraction / 100, *whole)
     assert "no plan fits" in message and "more devices" in message

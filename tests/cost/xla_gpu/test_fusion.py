@@ -116,7 +116,7 @@ def test_orders_of_many_dims_are_unclear():
 def test_an_elementwise_kernel_writes_over_what_it_reads_last():
     def function(x, w):
         y = x @ w
-        z = (y * 2 + 1) @ w
+        z = (y * 2 + x) @ w
         return z @ w
 
     graph, _, live = fused(function, WIDE, WIDE)
@@ -129,18 +129,43 @@ def test_no_kernel_writes_over_what_is_needed_elsewhere(otherwise):
     def function(x, w):
         y = x @ w
         if otherwise == "transposed":
-            return (y.T + 1) @ w
+            return (y.T + x) @ w
         if otherwise == "narrower":
-            return (y + 1).astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
+            return (y + x).astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
         if otherwise == "reduced":
             return jnp.sum(y, axis=0)
-        return (y + 1) @ w @ y
+        return (y + x) @ w @ y
 
     graph, _, live = fused(function, WIDE, WIDE)
     first = made_by(graph, "dot_general")[0]
     last = max(i for i, op in enumerate(graph.ops) if first in op.inputs)
     by = int(live.stop[first]) - 1
     assert by >= last and live.start[graph.ops[by].outputs[0]] == by  # until that kernel has run
+
+
+def test_products_read_through_a_rectifier_but_not_through_sums_of_two_values():
+    def function(x, w):
+        y = x @ w
+        z = jnp.maximum(y, 0)
+        return jnp.maximum(z @ w + z, 0) @ w, jnp.sum(z), y
+
+    graph, found, live = fused(function, WIDE, WIDE)
+    first, second = made_by(graph, "max")
+    (added,) = made_by(graph, "add")
+    assert found.passing[first] and not found.passing[[second, added]].any()
+    assert live.stop[first] <= live.start[first]
+    assert live.stored[second] and live.stop[second] > live.start[second]
+
+
+@pytest.mark.parametrize("readers", ["elementwise", "a product"])
+def test_look_ups_are_made_again_by_kernels_that_fuse_them(readers):
+    def function(table, rows, w):
+        x = table[rows]
+        return x @ w if readers == "a product" else (x * w[: len(rows)], jnp.sum(jnp.exp(x), axis=0))
+
+    graph, _, live = fused(function, WIDE, jax.ShapeDtypeStruct((4,), jnp.int32), WIDE)
+    (found,) = made_by(graph, "gather")
+    assert (live.stop[found] > live.start[found]) == (readers == "a product")
 
 
 @pytest.mark.parametrize("name", ["mlp", "llama-tiny", "moe-tiny", "wide-resnet-tiny"])

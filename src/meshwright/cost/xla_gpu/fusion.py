@@ -9,6 +9,9 @@ The rules were derived from the programs that it compiles:
   `GpuInstructionFusion::IsExpensive`).
 - Products read matrices: dims that a product merges must be adjacent. A value computed in another order of dims is
   recomputed for each product that would have to transpose it, each in the order it needs.
+- A product reads its operands through operations on one value, such as a rectifier or an exponential: their result is
+  not in memory between the products that read it, while the value that it is made of is. So it is with look-ups and the
+  fused kernels that read them.
 - An elementwise kernel overwrites an operand of the same size that it is the last to read.
 """
 
@@ -37,12 +40,14 @@ class Fusion(NamedTuple):
         kept: Whether it is there until its last reader; otherwise readers recompute it.
         fuses: For each operation, whether it fuses the producers of its operands.
         apart: Values that several products read, each in its own order, and these products.
+        passing: Values that are in memory while a kernel reads them, but not between these kernels.
     """
 
     stored: Bools
     kept: Bools
     fuses: Bools
     apart: list[tuple[int, int]]
+    passing: Bools
 
 
 def fuse(facts: Facts) -> Fusion:
@@ -57,7 +62,9 @@ def fuse(facts: Facts) -> Fusion:
     kept[_made_again(facts, kept, costly)] = False
     apart = list(_apart(facts, kept, fuses))
     kept[[value for value, _ in apart]] = False
-    return Fusion(stored, kept, fuses, apart)
+    passing = _made_again_by_readers(facts, fuses)
+    passing[costly] = False
+    return Fusion(stored, kept, fuses, apart, passing)
 
 
 def _in_memory(facts: Facts, fuses: Bools) -> Bools:
@@ -68,6 +75,49 @@ def _in_memory(facts: Facts, fuses: Bools) -> Bools:
     found[[*facts.graph.inputs, *facts.ends]] = True
     found[list(facts.graph.constants)] = False
     return found
+
+
+def _made_again_by_readers(facts: Facts, fuses: Bools) -> Bools:
+    """The values that all readers make again from values in memory, on GPUs.
+
+    Products do so with what follows from one value that is not larger, fused kernels with look-ups.
+    """
+    columns, graph = facts.columns, facts.graph
+    found = np.zeros(columns.num_values, bool)
+    if graph.on_cpu:
+        return found
+    alone, source = _only_read(facts, graph.sizes[columns.reads] > 1)
+    alone &= graph.num_bytes[source] <= graph.num_bytes[columns.first_made % columns.num_values]
+    ends = _ends(facts)
+    for index in np.flatnonzero(alone).tolist():
+        found[columns.first_made[index]] = ends[source[index]] or found[source[index]]
+    found &= ~_in_memory(facts, fuses | facts.where(lambda name, _: name == "dot_general"))
+    looked_up = columns.first_made[facts.where(lambda name, _: name == "gather")]
+    whole = np.zeros(columns.num_values, bool)
+    whole[[*facts.ends, *columns.reads[~fuses[columns.reader]]]] = True
+    found[looked_up] = ~whole[looked_up]
+    return found
+
+
+def _ends(facts: Facts) -> Bools:
+    """The values that are in memory where something that follows from them is made again.
+
+    A product adds a bias, or scales, before it writes: what that gives is in memory as its own result would be.
+    """
+    columns, graph = facts.columns, facts.graph
+    found = np.append(~facts.fusible, True)[columns.producer]
+    spread = np.append(facts.where(lambda name, _: name == "broadcast_in_dim"), False)[columns.producer]
+    added, source = _only_read(facts, (graph.sizes[columns.reads] > 1) & ~spread[columns.reads])
+    found[columns.first_made[added & np.append(facts.contracts, False)[columns.producer[source]]]] = True
+    return found
+
+
+def _only_read(facts: Facts, some: Bools) -> tuple[Bools, Ints]:
+    """The fusible operations that have one of some reads, and the value that each of them reads there."""
+    columns, num_ops = facts.columns, len(facts.columns.signature)
+    source = np.zeros(num_ops, np.int64)
+    source[columns.reader[some]] = columns.reads[some]
+    return facts.fusible & (columns.num_made == 1) & (np.bincount(columns.reader[some], minlength=num_ops) == 1), source
 
 
 def _shared(facts: Facts, names: frozenset[str], stored: Bools) -> list[int]:

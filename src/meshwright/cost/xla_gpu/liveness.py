@@ -93,12 +93,13 @@ def liveness(
     """
     facts, columns = Facts(graph, nests), graph.columns
     found, (runs, passes) = fuse(facts), _moments(facts, barriers)
-    stored, again = found.stored.copy(), found.stored & ~found.kept
-    start, stop = _intervals(facts, found.kept, runs)
+    stored, kept = found.stored.copy(), found.kept & ~found.passing
+    again = stored & ~kept
+    start, stop = _intervals(facts, kept, runs)
     stop[again] = start[again]
     copies = (_relaid(facts, runs), _filters(facts, stop), _transposed(found.apart))
     pin_ends(graph, stored, stop, len(runs))
-    over, taken = written_over(facts, found.kept & stored, start, stop, runs)
+    over, taken = written_over(facts, kept & stored, start, stop, runs)
     stop[over] = start[taken]
     given = _given(
         columns.reads, columns.start, columns.first_made, columns.num_made, facts.fusible, columns.num_values
