@@ -1,8 +1,7 @@
 """The time of operations on a chip: a roofline over matrix products and memory traffic, at the rates that are reached.
 
-Inside a training step kernels are slower than the catalogue's, which run alone; `rates.toml` says by how much. A plan
-of one program is priced at these rates, and simulated at them; the stages of a pipeline are priced at the catalogue's,
-and slowed where they are simulated.
+A plan is priced at the catalogue's rates, those of a kernel that runs alone. Inside a training step kernels are slower;
+`rates.toml` says by how much.
 """
 
 import tomllib
@@ -129,7 +128,7 @@ class Rates:
 
 
 def catalogue_rates(chip: Chip) -> Rates:
-    """The rates of kernels that run alone, which measurements are compared with."""
+    """The rates of kernels that run alone, by which plans are made."""
     return Rates(chip, Constants(chip.memory_efficiency))
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from meshwright.cost.rates import Rates, cluster_rates
-from meshwright.cost.sustained import link_of, sustained_s
 from meshwright.errors import SimulationError
 from meshwright.hardware import Chip, Mesh
 from meshwright.plans.plan import Collective, OpPlan, PlanData
 from meshwright.simulator.software import XLA, Software
+from meshwright.simulator.sustained import link_of, sustained_s
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _PHASES = ("forward", "backward", "update")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.cost.rates import Rates, cluster_rates
-from meshwright.cost.sustained import SHARED_ADAPTER
 from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster, Mesh
 from meshwright.hardware.groups import group_of
@@ -19,6 +18,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_instructions import stage_instructions
 from meshwright.simulator.spmd import counted, num_tokens
+from meshwright.simulator.sustained import SHARED_ADAPTER
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _LARGE_FLOPS, _LARGE_BYTES = 1e12, 2.0**27  # products and messages that reach their full rates

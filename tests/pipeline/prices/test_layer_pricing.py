@@ -1,7 +1,5 @@
 """Prices by layer add up to what the intra-op planner says of the whole."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -12,10 +10,8 @@ from meshwright.pipeline.layers.batch_sizes import ResizableBatch
 from meshwright.pipeline.layers.layers import Wishes, find_layers
 from meshwright.pipeline.prices.layer_prices import Item
 from meshwright.pipeline.prices.layer_pricing import Pricing
-from meshwright.planner import planner
 from meshwright.planner.methods import Auto, TensorParallel
 from meshwright.planner.planner import Task
-from meshwright.planner.pricing.pricer import Pricer
 from tests.pipeline.models import flow_of
 
 pytestmark = pytest.mark.slow
@@ -35,9 +31,7 @@ def model(request):
 
 
 @pytest.mark.parametrize("method", [Auto(), TensorParallel()])
-def test_layers_add_up_to_the_whole(model, method, monkeypatch):
-    # Stages are priced at the rates of kernels that run alone; their simulation slows them as a step does.
-    monkeypatch.setattr(planner, "Pricer", partial(Pricer, alone=True))
+def test_layers_add_up_to_the_whole(model, method):
     traced, layers = model
     mesh = mw.cluster("1x2 h100").mesh((2,))
     prices = Pricing(ResizableBatch(traced).at(8), layers).price(mesh, method)

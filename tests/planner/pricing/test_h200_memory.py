@@ -1,7 +1,6 @@
 """Planned memory on H200s against kept tables of what XLA compiled for them, by `benchmarks/compiled.py --topology`."""
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,10 +9,8 @@ import pytest
 import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
-from meshwright.planner import planner
 from meshwright.planner.budget import Budget
 from meshwright.planner.planner import program_task
-from meshwright.planner.pricing.pricer import Pricer
 
 pytestmark = pytest.mark.slow
 
@@ -50,9 +47,7 @@ def test_the_tables_are_read():
 
 
 @pytest.mark.parametrize("row", QUICK, ids=lambda row: f"{row.program} on {row.hosts}x8: {row.mesh}")
-def test_planned_memory_is_within_a_tenth_of_what_was_compiled(row, monkeypatch):
-    # The tables hold the plans that are best at the rates of kernels that run alone.
-    monkeypatch.setattr(planner, "Pricer", partial(Pricer, alone=True))
+def test_planned_memory_is_within_a_tenth_of_what_was_compiled(row):
     options = {key: {"True": True}.get(value) or int(value) for key, value in re.findall(r"(\w+)=(\w+)", row.program)}
     example = zoo.build(row.program.split()[0], dtype="bfloat16", **options)
     cluster = mw.cluster(f"{row.hosts}x8 h200")

@@ -85,7 +85,7 @@ class Pricing:
             if method.name not in self._folded:
                 self._folded[method.name] = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic)
             if mesh not in self._pricers:
-                self._pricers[mesh] = Pricer(self.grouping, self.live.traffic, mesh, itemise=True, alone=True)
+                self._pricers[mesh] = Pricer(self.grouping, self.live.traffic, mesh, itemise=True)
             pricer, folded = self._pricers[mesh], self._folded[method.name]
             restrictions = method.restrict(self.graph, self.roles, mesh, pricer.axes)
             self._last = key, Formulation(pricer, folded, self.live, restrictions)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.sustained import sustained_ways
 from meshwright.hardware import Mesh
 from meshwright.hardware.collectives import Way, least_s
 from meshwright.strategy.candidates import Assignment
@@ -19,7 +18,6 @@ from meshwright.units import Numeric
 SHARES = ("start", "bytes")  # of a collective's time
 CollectiveFactors = Mapping[tuple[str, str], float]
 Sizes = tuple[int, ...]
-Axes = tuple[int, ...]
 Strategy = tuple[int, ...]  # the loop that each axis splits, or -1
 
 
@@ -60,18 +58,15 @@ class Corrections:
 
 @dataclass(frozen=True)
 class CorrectedTimes:
-    """The times of collectives on a mesh, inside a step and as they were measured.
+    """The times of collectives on a mesh, as they were measured.
 
     Attributes:
         mesh: The mesh, by whose links they are modelled.
         factors: As `Corrections.collectives`.
-        network: Part of a network's collective rate that a step keeps.
     """
 
     mesh: Mesh
     factors: CollectiveFactors
-    network: float = 1.0
-    _known: dict[tuple[str, Axes], list[Way]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -89,9 +84,5 @@ class CorrectedTimes:
         return (seconds - bytes_s) / start, bytes_s / per_byte
 
     def _ways(self, kind: str, axes: Sequence[int]) -> list[Way]:
-        key = kind, tuple(axes)
-        if key not in self._known:
-            start, per_byte = (self.factors.get((kind, share), 1.0) for share in SHARES)
-            ways = sustained_ways(self.mesh, kind, axes, self.network)
-            self._known[key] = [(start * alpha, per_byte * beta) for alpha, beta in ways]
-        return self._known[key]
+        start, per_byte = (self.factors.get((kind, share), 1.0) for share in SHARES)
+        return [(start * alpha, per_byte * beta) for alpha, beta in self.mesh.alternatives(kind, axes)]

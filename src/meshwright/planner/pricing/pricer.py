@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.load import Loads
-from meshwright.cost.rates import Rates, catalogue_rates, cluster_rates
+from meshwright.cost.rates import catalogue_rates
 from meshwright.cost.work import loads_of
 from meshwright.cost.xla_gpu.kernels import workspace_bytes
 from meshwright.cost.xla_gpu.traffic import Traffic
@@ -51,16 +51,7 @@ _PUTTING = ("dynamic_update_slice", "loop_stack")  # write only the update; the 
 
 
 class Pricer:
-    """Prices groups on one mesh, at the rates inside a step.
-
-    Args:
-        grouping: The groups.
-        traffic: The bytes that the operations move.
-        mesh: The mesh.
-        itemise: Whether collectives are listed one by one.
-        corrections: Measured times, compared with those of kernels that run alone.
-        alone: Whether everything is priced as if it ran alone.
-    """
+    """Prices groups on one mesh."""
 
     def __init__(
         self,
@@ -69,7 +60,6 @@ class Pricer:
         mesh: Mesh,
         itemise: bool = False,
         corrections: Corrections | None = None,
-        alone: bool = False,
     ):
         self.grouping = grouping
         self.corrections = corrections
@@ -77,15 +67,10 @@ class Pricer:
         self.graph: Graph = grouping.graph
         self.mesh = mesh
         self.axes = Axes(mesh.sizes)
-        # Measured times are compared with those of kernels that run alone, and pipelines are simulated from them.
-        alone = alone or corrections is not None
-        self.rates: Rates | None = None
-        if mesh.cluster is not None:
-            self.rates = catalogue_rates(mesh.cluster.chip) if alone else cluster_rates(mesh.cluster)
-        network = 1.0 if alone or self.rates is None else self.rates.constants.network
-        self.times = CorrectedTimes(mesh, {} if corrections is None else corrections.collectives, network)
+        self.times = CorrectedTimes(mesh, {} if corrections is None else corrections.collectives)
         self.resharding = Resharding(self.times, self.axes)
         self.traffic = traffic
+        self.rates = None if mesh.chip is None else catalogue_rates(mesh.chip)
         self._candidates: dict[tuple[int, bool], Candidates] = {}
         self._tables: dict[tuple[int | None, int | None, bool], GroupTable] = {}
 
