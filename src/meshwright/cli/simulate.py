@@ -126,5 +126,5 @@ def _view(plan: "Plan", simulation: Any) -> RenderableType:
 
     searched = f"search took {format_seconds(plan.solution.seconds)}" if plan.solution.seconds else "a saved plan"
     step, apart = format_seconds(plan.step_s), format_seconds(plan.cost.total)
-    cost = Text(f"planned step {step}; {apart} if nothing overlapped; {searched}\n")
+    cost = Text(f"planned step {step}; cost, of kernels that run alone one after the other, {apart}; {searched}\n")
     return Group(plan_view(plan), Text(), cost, simulation)
