@@ -1,13 +1,11 @@
 """Stalls: who stands still while others are ahead is found, and nobody whose step is long."""
 
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from meshwright.runtime.processes.stalls import Stalls, stacks
+from tests.runtime.processes.launched import two_processes
 
 pytestmark = pytest.mark.devices
 
@@ -74,16 +72,7 @@ print("done", flush=True)
 
 
 def test_a_stuck_loader_is_named_in_all_processes_with_its_line(tmp_path):
-    (tmp_path / "script.py").write_text(STUCK)
-    command = ["launch", "--processes", "2", "--deadline", "1", str(tmp_path / "script.py")]
-    done = subprocess.run(
-        [sys.executable, "-m", "meshwright", *command],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
-    assert done.returncode == 0 and sorted(done.stdout.split()) == ["[0]", "[1]", "done", "done"], done.stderr
+    said = two_processes(tmp_path, STUCK, "--deadline", "1")
     for process in range(2):
-        assert f"[{process}] meshwright: process 1 has kept the others waiting for " in done.stderr
-    assert "in loader: time.sleep(4)  # the shared disk does not answer" in done.stderr
+        assert f"[{process}] meshwright: process 1 has kept the others waiting for " in said
+    assert "in loader: time.sleep(4)  # the shared disk does not answer" in said
