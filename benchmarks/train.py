@@ -32,7 +32,7 @@ from meshwright.trainer.sinks import make_sinks
 from meshwright.trainer.train import _Loop, _Run
 
 LARGE = {"model": "llama2-7b", "shape": {"layers": 8}, "seq": 2048, "batch_tokens": 16384}
-SHORT = {"model": "llama2-7b", "shape": {"layers": 4}, "seq": 2048, "batch_tokens": 2048}
+SHORT = {"model": "llama2-7b", "shape": {"layers": 4}, "seq": 2048, "batch_tokens": 4096}
 TINY = {"model": "llama-tiny", "shape": {}, "seq": 64, "batch_tokens": 512}
 LOG = {"every": 10}
 
