@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from meshwright.runtime.processes.rendezvous import reserved_port
+from meshwright.runtime.processes.connections import reserved_port
 from tests.cli import in_elastic
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from meshwright.cli.console import CommandError, note
 from meshwright.cli.launching.crew import Crew
 from meshwright.cli.launching.elastic import ElasticRun
 from meshwright.cli.launching.settings import device_settings, keeping, process_settings
-from meshwright.runtime.processes.rendezvous import reserved_port
+from meshwright.runtime.processes.connections import reserved_port
 from meshwright.runtime.processes.stalls import DEADLINE
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}

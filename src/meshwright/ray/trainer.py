@@ -22,7 +22,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 from meshwright.errors import ProcessError
 from meshwright.plan_files import PLANS
-from meshwright.runtime.processes.rendezvous import RESERVED, reserved_port
+from meshwright.runtime.processes.connections import RESERVED, reserved_port
 
 _PART_S = 2.0  # for workers to learn that they will be ended; those that are lost learn nothing
 

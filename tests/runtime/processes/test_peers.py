@@ -27,11 +27,11 @@ HANG_S = 60
 class First:
     """Process 0 of three, in a process of its own that goes on with some code."""
 
-    def __init__(self, code):
+    def __init__(self, code, prepare=PREPARE):
         pairs = [socket.socketpair() for _ in range(2)]
         self.others = [ours for ours, _ in pairs]
         theirs = [their.fileno() for _, their in pairs]
-        command = [sys.executable, "-c", PREPARE + code, *map(str, theirs)]
+        command = [sys.executable, "-c", prepare + code, *map(str, theirs)]
         self.child = subprocess.Popen(
             command, pass_fds=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -119,22 +119,60 @@ def test_an_exit_code_is_told_to_all_and_kept():
 
 def test_an_exit_that_was_called_off_is_none():
     status, said, told = First("try: sys.exit(7)\nexcept SystemExit: call()").end()
-    assert (status, said) == (0, []) and all(words[1:] == [{"end": 1}] for words in told)
+    assert (status, said) == (0, []) and all(words[1:] == [{"end": [0, 1]}] for words in told)
 
 
 def test_a_process_that_comes_to_its_end_says_how_far_it_came_and_waits_for_none():
     first = First("call(x='float32[4]'); call(x='float32[4]')")
     code, said, told = first.end()
     assert (code, said) == (0, [])
-    assert told == [[{"turn": [1, "step", {"x": "float32[4]"}]}, {"end": 2}]] * 2
+    assert told == [[{"turn": [1, "step", {"x": "float32[4]"}]}, {"end": [0, 2]}]] * 2
 
 
 def test_a_process_that_ended_well_is_not_missed():
     first = First("time.sleep(1.5)")
     for process in (1, 2):
-        first.tell(process, {"end": 0})
+        first.tell(process, {"end": [process, 0]})
         first.others[process - 1].shutdown(socket.SHUT_RDWR)
     assert first.end()[:2] == (0, [])
+
+
+IN_THE_MIDDLE = """
+import socket, sys, time
+from meshwright.runtime.processes.peers import Peers
+above, below = (socket.socket(fileno=int(text)) for text in sys.argv[1:])
+peers = Peers(1, {0: above, 5: below}, heartbeat_s=2)
+peers.start()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_between_others_passes_on_what_it_hears():
+    """Process 1 of more than five: above it is process 0, below it process 5, and below that process 21."""
+    middle = First("", prepare=IN_THE_MIDDLE)
+    above, below = (connection.makefile("r") for connection in middle.others)
+    hear = lambda source: json.loads(source.readline())  # noqa: E731
+    assert hear(above) == {"at": {"1": [0, 0]}}
+    middle.tell(2, {"at": {"5": [3, 2], "21": [2, 2]}, "paces": {"21": [0.1, 0.2]}})
+    assert hear(above) == {"at": {"5": [3, 2], "21": [2, 2]}, "paces": {"21": [0.1, 0.2]}}
+    middle.tell(1, {"ask": [21, None]})
+    assert hear(below) == {"ask": [21, None]}
+    middle.tell(2, {"doing": [21, ["its loader"]]})
+    assert hear(above) == {"doing": [21, ["its loader"]]}
+    middle.tell(1, {"ask": [1, None]})
+    process, doing = hear(above)["doing"]
+    assert process == 1 and "MainThread" in doing[0]
+    middle.tell(1, {"stalled": "process 21 has kept the others waiting"})
+    assert hear(below) == {"stalled": "process 21 has kept the others waiting"}
+    middle.tell(2, {"end": [21, 4]})
+    assert hear(above) == {"end": [21, 4]}, "and nobody takes it for an end of process 5"
+    above.close()
+    middle.others[1].shutdown(socket.SHUT_RDWR)
+    code, said, told = middle.end()
+    lost = "process 5 was killed or crashed, or its host was lost; its own output may say why"
+    assert code == 1 and said[-1] == f"meshwright: {lost}. So process 1 ends, too."
+    assert told[0] == [{"failed": [lost, True]}]
 
 
 def test_one_that_is_stuck_in_a_call_that_others_do_not_make_is_ended():

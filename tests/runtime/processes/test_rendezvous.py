@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import meshwright as mw
-from meshwright.runtime.processes.rendezvous import RESERVED, keep_alive, meet, reserved_port, split_address
+from meshwright.runtime.processes.connections import RESERVED, keep_alive, reserved_port, split_address
+from meshwright.runtime.processes.rendezvous import meet
 
 pytestmark = pytest.mark.devices
 
@@ -15,6 +16,14 @@ def free_address():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def until_connected(address):
+    while True:
+        try:
+            return socket.create_connection(split_address(address))
+        except ConnectionRefusedError:  # it does not listen yet
+            continue
 
 
 def meet_all(*members, timeout_s=30.0):
@@ -42,6 +51,39 @@ def test_all_are_connected_through_the_first_and_its_port_is_free_again():
     for connections in found:
         for connection in connections.values():
             connection.close()
+
+
+def test_many_are_connected_as_a_tree():
+    _, found = meet_all(*((process, 24) for process in reversed(range(24))))
+    assert not [said for said in found if isinstance(said, str)]
+    found = found[::-1]
+    assert sorted(found[0]) == [1, 2, 3, 4] and sorted(found[5]) == [1, 21, 22, 23] and sorted(found[23]) == [5]
+    for process, connections in enumerate(found):
+        for peer, connection in connections.items():
+            connection.sendall(b"%02d from %02d" % (peer, process))
+    for process, connections in enumerate(found):
+        for peer, connection in connections.items():
+            assert connection.recv(100) == b"%02d from %02d" % (process, peer)
+            connection.close()
+
+
+def test_who_is_missing_between_others_is_named_in_all():
+    _, found = meet_all(*((process, 8) for process in (0, 2, 3, 5, 6)), timeout_s=1.0)
+    assert all(said.startswith("processes 1, 4, 7 of 8 did not connect to process 0") for said in found)
+
+
+def test_a_process_that_ended_meanwhile_is_named_when_all_others_are_there():
+    address = free_address()
+    options = {"timeout_s": 30.0, "heartbeat_s": 10.0}
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(meet, address, 3, 0, **options)
+        with until_connected(address) as gone:
+            gone.sendall(b'{"process": 1, "of": 3}\n')
+            gone.recv(100)
+        second = pool.submit(meet, address, 3, 2, **options)
+        for found in (first, second):
+            with pytest.raises(mw.ProcessError, match="process 1 connected and ended before all processes had"):
+                found.result()
 
 
 def test_who_did_not_come_is_named_in_all_that_did():
@@ -91,13 +133,8 @@ def test_strangers_at_the_port_are_shown_out():
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(meet, address, 2, 0, timeout_s=30.0, heartbeat_s=10)
         for words in (b"PRI * HTTP/2.0\r\n", b'{"process": "x"}\n', b""):
-            while True:
-                try:
-                    with socket.create_connection(split_address(address)) as stranger:
-                        stranger.sendall(words)
-                    break
-                except ConnectionRefusedError:  # it does not listen yet
-                    continue
+            with until_connected(address) as stranger:
+                stranger.sendall(words)
         second = pool.submit(meet, address, 2, 1, timeout_s=30.0, heartbeat_s=10)
         for found in (first.result(), second.result()):
             [connection] = found.values()

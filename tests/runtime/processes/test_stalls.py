@@ -31,6 +31,18 @@ def test_a_process_that_stands_still_behind_others_is_found_once():
     assert found(stalls, 1100, ended=[0, 2]) == [], "nobody waits for it any more"
 
 
+def test_those_below_a_process_that_stands_still_are_not_named_for_it():
+    """What is known of process 5 comes through process 1, which is stopped."""
+    stalls = Stalls(deadline_s=10)
+    for process in range(6):
+        stalls.note(process, (5, 6))
+    for process in (0, 2, 3, 4):
+        stalls.note(process, (6, 6))
+    assert found(stalls, 0) == [] and found(stalls, 10) == [(1, 10)] and stalls.longest_s(10) == (1, 10)
+    stalls.note(1, (6, 6))
+    assert found(stalls, 11) == [] and found(stalls, 21) == [(5, 10)]
+
+
 def test_a_stack_ends_in_what_the_thread_waits_for():
     ready, done = threading.Event(), threading.Event()
 

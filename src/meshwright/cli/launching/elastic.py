@@ -20,7 +20,7 @@ from meshwright.cli.launching.crew import Crew
 from meshwright.cli.launching.leader import HEARTBEAT_S, Leader, messages
 from meshwright.cli.launching.settings import keeping, process_settings
 from meshwright.errors import ProcessError
-from meshwright.runtime.processes.rendezvous import keep_alive, send, split_address
+from meshwright.runtime.processes.connections import keep_alive, send, split_address
 
 _RETRY_S = 0.5  # between attempts to reach a leader
 _ANSWER_S = 5.0  # for a host to answer

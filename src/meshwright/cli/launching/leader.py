@@ -19,7 +19,7 @@ from typing import Any
 from meshwright.cli.console import note
 from meshwright.cli.launching.crew import Ending
 from meshwright.cli.launching.settings import is_loopback
-from meshwright.runtime.processes.rendezvous import keep_alive, reserved_port, send, split_address
+from meshwright.runtime.processes.connections import keep_alive, reserved_port, send, split_address
 
 _TICK_S = 0.2  # between looks at the clock
 _SETTLE_S = 3.0  # after a host has come: several mostly come together

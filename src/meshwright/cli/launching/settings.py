@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.cli.console import CommandError
 from meshwright.plan_files import PLANS
-from meshwright.runtime.processes.rendezvous import RESERVED
+from meshwright.runtime.processes.connections import RESERVED
 
 _PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
 _SHORTEST = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"

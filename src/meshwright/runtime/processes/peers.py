@@ -1,11 +1,12 @@
 """Watches the other processes of this program while it runs: if one ends, all learn of it, with its cause.
 
-The first process's connections to all others, made in `rendezvous.py`, stay open, and a thread in each process listens.
+The connections to the neighbours in the tree, made in `rendezvous.py`, stay open, and a thread in each process listens.
 It receives the last message of a process that ends by an error, notices a connection that closes without a message (the
-process was killed), and compares the processes' calls (`calls.py`). A failure is passed on through the first process.
-The training thread then raises an error at its next step. If it is stuck in a step, because C++ waits for processes
-that will not come, the process has to be ended. A process that keeps the others waiting (`stalls.py`) is named in all
-of them with what it is doing, and ends the run if it does not continue. One that slows them (`stragglers.py`) is named.
+process was killed), and compares its neighbours' calls with its own (`calls.py`): where all neighbours call the same,
+all do. A failure is passed on from neighbour to neighbour. The training thread then raises an error at its next step.
+If it is stuck in a step, because C++ waits for processes that will not come, the process has to be ended. The first
+process learns how far all others are; one that keeps the others waiting (`stalls.py`) is named in all of them with what
+it is doing, and ends the run if it does not continue. One that slows them (`stragglers.py`) is named.
 """
 
 import atexit
@@ -17,15 +18,15 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from functools import partial
 from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import Any, NoReturn
 
 from meshwright.errors import ProcessError
 from meshwright.runtime.processes.calls import Turns
-from meshwright.runtime.processes.rendezvous import send
+from meshwright.runtime.processes.connections import send
 from meshwright.runtime.processes.stalls import Counts, Stalls, stacks
 from meshwright.runtime.processes.stragglers import Figures, Pace, Stragglers, sentence
+from meshwright.runtime.processes.tree import next_hop, parent
 
 ENDS_TOO = "ends, too."  # how a process says that it ends since another one has
 DEADLINE_S = 60.0  # after which a process that keeps the others waiting is named
@@ -37,6 +38,12 @@ _STALLED = 10  # deadlines after which a process that stands still ends the run
 
 class Peers:
     """The processes that this one runs with.
+
+    Args:
+        process: Which one this is.
+        connections: Those to its neighbours, by process.
+        heartbeat_s: Seconds after which JAX ends a process that does not answer.
+        deadline_s: Seconds after which a process that keeps the others waiting is named.
 
     Attributes:
         process: Which one this is.
@@ -72,6 +79,7 @@ class Peers:
         self._entered = 0, 0.0  # a call, and when it was first seen to be the current one
         self._stalls, self._deadline_s = Stalls(deadline_s), deadline_s
         self._told: Counts | None = None
+        self._news: dict[str, dict[int, Any]] = {}  # of this process and those below, not yet told to the parent
         self._paces: dict[int, Figures] = {}
         self._stragglers, self._told_pace = Stragglers(), float("-inf")
         self._asked: dict[int, tuple[float, float]] = {}  # who was asked what it does: when, and for how long it stood
@@ -133,12 +141,19 @@ class Peers:
         """Tells the others that this process makes no more calls; from then on it does not mind their end either."""
         if not self._is_over:
             self._is_over = True
-            self._tell({"end": self._turns.num_calls})
+            self._tell({"end": [self.process, self._turns.num_calls]})
 
-    def _tell(self, message: Any) -> None:
+    def _tell(self, message: Any, but: int | None = None) -> None:
+        """Sends a message to the neighbours; ``but``: the one that it came from."""
         with self._lock:
-            for connection in self._connections.values():
-                send(connection, message)
+            for peer, connection in self._connections.items():
+                if peer != but:
+                    send(connection, message)
+
+    def _send(self, to: int, message: Any) -> None:
+        """Sends a message towards another process: the first one, or one below this one."""
+        with self._lock:
+            send(self._connections[next_hop(self.process, to) if to else parent(self.process)], message)
 
     def _listen(self) -> None:
         texts = dict.fromkeys(self._connections, b"")
@@ -164,27 +179,59 @@ class Peers:
         if "turn" in message:
             self._turns.hear(peer, message["turn"])
         elif "end" in message:
-            self._ended.add(peer)
-            self._turns.end(peer, message["end"])
-        elif "at" in message:
-            self._stalls.note(peer, tuple(message["at"]))
-        elif "pace" in message:
-            self._paces[peer] = Figures(*message["pace"])
-        elif "slows" in message:
-            said = message["slows"]
-            self.pace.ask(lambda doing: self._tell({"straggles": [said, doing]}))
-        elif "straggles" in message:
-            self._say(*message["straggles"])
-        elif "ask" in message:
-            self._tell({"doing": stacks()})
-        elif "doing" in message and peer in self._asked:
-            self._name(peer, message["doing"])
+            process, num_calls = message["end"]
+            self._ended.add(process)
+            if process == peer:
+                self._turns.end(peer, num_calls)
+            if self.process and peer > self.process:
+                self._send(0, message)
         elif "stalled" in message:
             print(message["stalled"], file=sys.stderr, flush=True)
+            self._tell(message, but=peer)
         elif "failed" in message:
             sentence, at_once = message["failed"]
             self._ended.add(peer)
             self.fail(sentence, at_once=at_once)
+        elif "ask" in message:
+            self._ask(*message["ask"])
+        elif not self.process:
+            self._collect(message)
+        elif "at" in message or "paces" in message:
+            self._note(message)
+        else:
+            self._send(0, message)
+
+    def _note(self, news: Mapping[str, Any]) -> None:
+        """Keeps what is to be told to the parent, with other news, at the next look."""
+        for kind, values in news.items():
+            self._news.setdefault(kind, {}).update(values)
+
+    def _collect(self, message: Mapping[str, Any]) -> None:
+        """What the first process hears of any other."""
+        for process, counts in message.get("at", {}).items():
+            self._stalls.note(int(process), tuple(counts))
+        for process, figures in message.get("paces", {}).items():
+            self._paces[int(process)] = Figures(*figures)
+        if "straggles" in message:
+            self._say(*message["straggles"])
+        if "doing" in message and message["doing"][0] in self._asked:
+            self._name(*message["doing"])
+
+    def _ask(self, process: int, slows: str | None = None) -> None:
+        """Lets a process say what it is doing: now, or if it slows the others, when they wait for it."""
+        if process != self.process:
+            self._send(process, {"ask": [process, slows]})
+        elif slows is None:
+            self._answer({"doing": [process, stacks()]})
+        else:
+            self.pace.ask(lambda doing: self._answer({"straggles": [slows, doing]}))
+
+    def _answer(self, message: Mapping[str, Any]) -> None:
+        """Tells the first process something, which may be this one."""
+        if self.process:
+            self._send(0, message)
+        else:
+            self._collect(message)
 
     def _lose(self, peer: int) -> None:
         if peer not in self._ended:
@@ -202,23 +249,27 @@ class Peers:
             self.fail(f"{difference}; all processes must call the same functions with the same types", at_once=is_stuck)
 
     def _watch(self) -> None:
-        """Tells the first process how far this one is; the first one looks who keeps the others waiting."""
+        """Tells the first process how far this one and those below are; the first one looks who keeps all waiting."""
         now, counts = time.monotonic(), (self._turns.num_calls, self.num_batches)
-        if now - self._told_pace >= _PACE_S and (pace := self.pace.figures()) is not None:
+        pace = self.pace.figures() if now - self._told_pace >= _PACE_S else None
+        if pace is not None:
             self._told_pace = now
-            self._compare_pace(pace)
         if self.process:
             if counts != self._told and not self._is_over:
                 self._told = counts
-                self._tell({"at": counts})
+                self._note({"at": {self.process: counts}})
+            if pace is not None:
+                self._note({"paces": {self.process: pace}})
+            if self._news:
+                news, self._news = self._news, {}
+                self._send(0, news)
             return
         self._stalls.note(0, counts)
+        if pace is not None:
+            self._compare_paces(pace)
         for process, seconds in self._stalls.found(now, self._ended):
             self._asked[process] = now, seconds
-            if process:
-                send(self._connections[process], {"ask": True})
-            else:
-                self._name(0, stacks())
+            self._ask(process)
         for process, (when, _) in list(self._asked.items()):
             if now - when > _ANSWER_S:
                 self._name(process, ["  (it does not answer: it is stopped, or its host has no time for it)"])
@@ -233,18 +284,11 @@ class Peers:
         where = f"after {calls} calls of parallelised functions and {batches} batches"
         self._say(f"meshwright: process {process} has kept the others waiting for {seconds:.0f} s, {where}", doing)
 
-    def _compare_pace(self, pace: Figures) -> None:
-        """Tells the first process how fast this one is; the first one asks those that slow all what they do."""
-        if self.process:
-            self._tell({"pace": pace})
-            return
+    def _compare_paces(self, pace: Figures) -> None:
+        """Asks those that slow all others what they do."""
         self._paces[0] = pace
         for process, added_s, step_s in self._stragglers.found(self._paces, self._ended):
-            said = sentence(process, added_s, step_s)
-            if process:
-                send(self._connections[process], {"slows": said})
-            else:
-                self.pace.ask(partial(self._say, said))
+            self._ask(process, sentence(process, added_s, step_s))
 
     def _say(self, said: str, doing: list[str]) -> None:
         """Says something of a process in all of them, and here what it is doing."""

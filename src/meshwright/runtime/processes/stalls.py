@@ -11,6 +11,8 @@ import threading
 import traceback
 from collections.abc import Collection, Iterator
 
+from meshwright.runtime.processes.tree import ancestors
+
 DEADLINE = "MESHWRIGHT_DEADLINE"  # the environment variable with the seconds until a stalled process is named
 Counts = tuple[int, int]  # calls begun, batches fetched
 _FRAMES = 8  # of each stack, the innermost
@@ -45,8 +47,10 @@ class Stalls:
         """The processes that have become stalled, each once, and for how many seconds they have been behind."""
         counts = {process: own for process, own in self.counts.items() if process not in ended}
         furthest = [max(some) for some in zip(*counts.values(), strict=True)]
-        for process, own in counts.items():
-            if all(count >= most for count, most in zip(own, furthest, strict=True)):
+        behind = {process for process, own in counts.items() if any(map(int.__lt__, own, furthest))}
+        for process in counts:
+            # What is known of those below a process came through it: where it stands still, they seem to.
+            if process not in behind or not behind.isdisjoint(ancestors(process)):
                 self._behind_since.pop(process, None)
                 continue
             seconds = now - self._behind_since.setdefault(process, now)

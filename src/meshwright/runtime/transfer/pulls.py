@@ -28,7 +28,7 @@ from jax.sharding import SingleDeviceSharding
 from meshwright import jax_devices
 from meshwright.errors import ProcessError
 from meshwright.runtime.processes import peers
-from meshwright.runtime.processes.rendezvous import split_address
+from meshwright.runtime.processes.connections import split_address
 from meshwright.runtime.transfer.routes import Move
 
 _FOLDER = "meshwright/transfer/"
