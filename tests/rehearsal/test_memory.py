@@ -1,20 +1,15 @@
 """What a rehearsal or a profile found of memory corrects the plan, and is the limit of the next."""
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import meshwright as mw
 from meshwright.errors import DoesNotFit
-from meshwright.graph import trace
 from meshwright.planner.budget import Budget
 from meshwright.planner.planner import plan_program
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.profiler.measurements import open_database
-from meshwright.rehearsal.indices import looked_up
 from meshwright.rehearsal.memory import keep_memory, known_memory, modelled_bytes, with_memory
-from meshwright.rehearsal.program import Share
 from tests.rehearsal.test_program import step, weights
 
 ARGS = jax.eval_shape(weights), jax.ShapeDtypeStruct((2**12, 16), "float32")
@@ -46,18 +41,3 @@ def test_the_next_plan_knows_what_the_last_was_found_to_need(monkeypatch, tmp_pa
         keep_memory(database, plan, plan.origin.graph, needed)
     assert known_memory(plan.origin.graph, plan.mesh.chip) == pytest.approx(3)
     assert mw.plan(step, *ARGS, cluster="1x1 h100", mesh=(1,)).memory.peak_bytes == pytest.approx(needed)
-
-
-def test_indices_are_those_of_the_batch_or_reach_over_the_table():
-    def looks_up(table, ids, bags):
-        rows = table[ids]
-        return jax.ops.segment_sum(rows, bags, 5)
-
-    table = jnp.zeros((40, 3))
-    shapes = jax.ShapeDtypeStruct((8,), "int32"), jax.ShapeDtypeStruct((8,), "int32")
-    graph = trace(looks_up, table, *shapes).graph
-    assert [looked_up(graph).get(value) for value in graph.inputs] == [None, 40, 5]
-    ids, bags = np.full(8, 7, np.int32), np.arange(8, dtype=np.int32) % 2
-    plan = mw.plan(looks_up, table, ids, bags, cluster="1x1 h100", mesh=(1,))
-    values = Share.of(plan, plan.origin).draw(jax.devices()[0])
-    assert values[1].tolist() == ids.tolist() and values[2].tolist() == bags.tolist()

@@ -22,7 +22,7 @@ from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import OpPlan, PlanData, partition_spec
 from meshwright.plans.tensor import Spec, Tensor
 from meshwright.rehearsal.evaluate import Placeholder, Rehearser
-from meshwright.rehearsal.indices import looked_up
+from meshwright.rehearsal.indices import Indices, looked_up
 from meshwright.rehearsal.local_equation import local_shape
 from meshwright.rehearsal.program import drawn, longest
 from meshwright.runtime.checking.verify import allocated_bytes
@@ -83,7 +83,8 @@ class PartFunction:
     def __init__(self, plan: PlanData, traced: Traced, operations: Sequence[int], mesh: DeviceMesh | None = None):
         """Without a mesh of devices it is one device's share."""
         self.platform: str | None = None  # that it is compiled for
-        self.plan, self.graph, self.mesh, self.given = plan, traced.graph, mesh, traced.given
+        self.plan, self.graph, self.mesh = plan, traced.graph, mesh
+        self.program, self.indices = traced.call.program, Indices.of(traced)
         self.plans: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         arrays = [t for t in plan.arguments if t.role != "static"]
         self.arguments: dict[int, Tensor] = dict(zip(self.graph.inputs, arrays, strict=True))
@@ -185,14 +186,24 @@ class PartFunction:
 
     def _draw(self, tensors: Sequence[Tensor], types: Sequence[Any], places: Sequence[Any]) -> list[Any]:
         rows, highest = looked_up(self.graph), longest(tensors)
-        given = {self.graph.inputs[number]: array for number, array in self.given.items()}
         values: list[Any] = []
         for seed, (value, tensor, kind) in enumerate(zip(self.inputs, tensors, types, strict=True)):
-            if value in given:
-                values.append(given[value][tuple(slice(size) for size in kind.shape)].astype(kind.dtype))
+            own = self._own_integers(value) if jnp.issubdtype(kind.dtype, jnp.integer) else None
+            if own is not None:
+                values.append(own[tuple(map(slice, kind.shape))].astype(kind.dtype))
             else:
                 values.append(drawn(tensor, kind, seed, rows.get(value, highest)))
         return jax.block_until_ready([jax.device_put(x, place) for x, place in zip(values, places, strict=True)])
+
+    def _own_integers(self, value: int) -> np.ndarray | None:
+        """What a value is by the user's own integers; None inside of loops, and where it follows from anything else."""
+        if value in self.graph.inputs:
+            return self.indices.given.get(self.graph.inputs.index(value))
+        maker = self.graph.ops[int(self.graph.columns.producer[value])]
+        for operation in self.program.operations:
+            if operation.id == maker.serial and operation.name == maker.primitive:
+                return self.indices.follow(self.program, operation.outputs[maker.outputs.index(value)])
+        return None
 
     def _laps(self, laps: int, *values: Any) -> list[Any]:
         """The part several times in one program: each lap takes its operands only when the lap before is done."""

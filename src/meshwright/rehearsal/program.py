@@ -14,7 +14,7 @@ from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.plans.tensor import Tensor
 from meshwright.rehearsal.evaluate import Rehearser
-from meshwright.rehearsal.indices import looked_up
+from meshwright.rehearsal.indices import Indices
 from meshwright.rehearsal.local_equation import local_shape
 from meshwright.runtime.spmd import check_types, compiler_options
 
@@ -31,8 +31,7 @@ class Share:
         arguments, results: The tensors of the plan that are arrays.
         types: The types of the shards of the arguments.
         state: For each result that is the next value of an argument, the numbers of both.
-        rows: For arguments that hold indices, by their number, the number of rows that these choose from.
-        given: The user's own integers, as in `Traced`.
+        indices: The integers among the arguments.
         rehearser: Traces the function; once it did, it knows which operations were computed whole.
     """
 
@@ -41,8 +40,7 @@ class Share:
     results: tuple[Tensor, ...]
     types: tuple[Any, ...]
     state: Mapping[int, int]
-    rows: Mapping[int, int]
-    given: Mapping[int, np.ndarray]
+    indices: Indices
     rehearser: Rehearser
 
     @classmethod
@@ -60,9 +58,7 @@ class Share:
         def run(*leaves: Any) -> list[Any]:
             return rehearser.run(program, leaves, [t.spec for t in taken], [t.spec for t in made])
 
-        rows = looked_up(traced.graph)
-        chosen = {number: rows[value] for number, value in enumerate(traced.graph.inputs) if value in rows}
-        return cls(run, taken, made, types, dict(traced.graph.state), chosen, traced.given, rehearser)
+        return cls(run, taken, made, types, dict(traced.graph.state), Indices.of(traced), rehearser)
 
     def compile(self, device: Any) -> jax.stages.Compiled:
         """The compiled program for a device; arguments that the plan donates are donated.
@@ -91,14 +87,14 @@ class Share:
             seed: For values that are drawn.
         """
         highest, wholes = longest(self.arguments), list(given or self.types)
-        for number, array in self.given.items():
+        for number, array in self.indices.given.items():
             if isinstance(wholes[number], jax.ShapeDtypeStruct):
                 wholes[number] = array
         found, pairs = [], zip(self.arguments, self.types, wholes, strict=True)
         with jax.default_device(device):
             for number, (tensor, kind, whole) in enumerate(pairs):
                 if isinstance(whole, jax.ShapeDtypeStruct):
-                    rows = self.rows.get(number, highest)
+                    rows = self.indices.rows.get(number, highest)
                     value = drawn(tensor, kind, seed * len(self.types) + number, rows)
                 else:
                     part = whole[tuple(slice(size) for size in kind.shape)] if kind.shape else whole

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from meshwright import jax_compat
@@ -19,6 +20,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.plans.tensor import Spec, Tensor
 from meshwright.rehearsal import stand_ins
 from meshwright.rehearsal.evaluate import Placeholder, Rehearser
+from meshwright.rehearsal.indices import Indices
 from meshwright.rehearsal.local_equation import local_shape, run_local
 from meshwright.rehearsal.program import drawn, longest
 from meshwright.runtime.checking.verify_stages import staged_program
@@ -62,14 +64,16 @@ class StageShare:
         own: The lowering of the stage, after all its programs were lowered.
         lowered: The program.
         packs: The packed scalars of the update.
+        indices: The integers among the arguments of the step.
 
     Attributes:
         types, results: The types of the shards of its arguments and results.
         whole: Names of operations that could not be computed on shards, once it was traced.
     """
 
-    def __init__(self, plan: PlanData, own: StageLowering, lowered: Lowered, packs: Packs):
+    def __init__(self, plan: PlanData, own: StageLowering, lowered: Lowered, packs: Packs, indices: Indices):
         self.plan, self.own, self.lowered, self.program, self.packs = plan, own, lowered, lowered.program, packs
+        self.indices = indices
         self.whole: set[str] = set()
         self.platform: str | None = None
         self.types = _shards(lowered.types, lowered.places)
@@ -95,9 +99,17 @@ class StageShare:
 
     def draw(self, device: Any) -> list[Any]:
         """Values to run it on: the first microbatch, and the rest as in `Share.draw`."""
-        tensors = [self._tensor(name, kind) for name, kind in zip(self._names(), self.types, strict=True)]
-        pairs, highest = zip(tensors, self.types, strict=True), longest(tensors)
-        values = [drawn(tensor, kind, seed, highest) for seed, (tensor, kind) in enumerate(pairs)]
+        names, program = self._names(), self.own.step.program
+        tensors = [self._tensor(name, kind) for name, kind in zip(names, self.types, strict=True)]
+        values, highest = list[Any](), longest(tensors)
+        for seed, (name, tensor, kind) in enumerate(zip(names, tensors, self.types, strict=True)):
+            whole = None
+            if name is not None and tensor.role == "data" and jnp.issubdtype(kind.dtype, jnp.integer):
+                whole = self.indices.follow(program, name)
+            if whole is not None:
+                values.append(first_parts(whole, kind.shape).astype(kind.dtype))
+            else:
+                values.append(drawn(tensor, kind, seed, self.indices.rows_of(program, name, highest)))
         return [jax.device_put(value, device, may_alias=False) for value in values]
 
     def _names(self) -> list[int | None]:
@@ -236,6 +248,13 @@ def fitted(value: Any, shape: Sequence[int]) -> jax.Array:
         elif size < wanted:
             value = stand_ins.repeated(value, dim, wanted // size)
     return value
+
+
+def first_parts(whole: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """The first part of an array; an argument's microbatches are apart, those of one device before all others."""
+    if whole.ndim < len(shape):
+        whole = whole[: shape[0] * shape[1]].reshape(shape[0], shape[1], *whole.shape[1:])
+    return whole[tuple(map(slice, shape))]
 
 
 def _shards(types: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:

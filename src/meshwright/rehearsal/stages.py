@@ -19,6 +19,7 @@ from meshwright.parallelism.subject.subject import Subjects
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_text import pipeline_text
+from meshwright.rehearsal.indices import Indices
 from meshwright.rehearsal.parts import stand_in_s
 from meshwright.rehearsal.stage_share import StageShare, described_engine
 from meshwright.runtime.checking.compiled import flops_of, text_of
@@ -142,7 +143,7 @@ def rehearse_stages(plan: PlanData, traced: Traced, device: Any, steps: int, rem
     """See `Plan.rehearse`."""
     started = time.perf_counter()
     engine = described_engine(plan, traced)
-    programs = _Programs(plan, engine, device)
+    programs = _Programs(plan, engine, device, Indices.of(traced))
     compile_s = time.perf_counter() - started
     times = programs.time_all(steps, remarks) if steps else {}
     if programs.whole:
@@ -184,7 +185,7 @@ class _Programs:
         whole: Names of operations that were computed whole.
     """
 
-    def __init__(self, plan: PlanData, engine: Engine, device: Any):
+    def __init__(self, plan: PlanData, engine: Engine, device: Any, indices: Indices):
         self.device = device
         self.compiled: dict[Key, Any] = {}
         self.different: dict[str, tuple[StageShare, Any]] = {}
@@ -194,7 +195,7 @@ class _Programs:
             if lowered.program.work == PREPARE:
                 self.compiled[key] = _Nothing()
                 continue
-            share = StageShare(plan, engine.stages[lowered.program.stage], lowered, engine.packs)
+            share = StageShare(plan, engine.stages[lowered.program.stage], lowered, engine.packs, indices)
             module = share.lower(device)
             text = self.text_of[key] = module.as_text()
             if text not in self.different:

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData, partition_spec
-from meshwright.rehearsal.indices import looked_up
+from meshwright.rehearsal.indices import Indices
 from meshwright.rehearsal.program import drawn, longest
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.spmd import Program, spmd
@@ -52,8 +52,8 @@ class Step:
     """A plan's program, compiled; its arguments are drawn when it runs first, and follow from step to step."""
 
     def __init__(self, plan: PlanData, traced: Traced):
-        self.plan, self.call, self.graph, self.state = plan, traced.call, traced.graph, dict(traced.graph.state)
-        self.given = traced.given
+        self.plan, self.call, self.state = plan, traced.call, dict(traced.graph.state)
+        self.indices = Indices.of(traced)
         self.program: Program = spmd(plan, traced.function)
         self.memory_bytes = allocated_bytes(self.program.compile(*self.call.arguments.fill(self.call.types)))
 
@@ -61,10 +61,10 @@ class Step:
     def values(self) -> list[Any]:
         """The arrays of the arguments."""
         tensors = [t for t in self.plan.arguments if t.role != "static"]
-        rows, highest = looked_up(self.graph), longest(tensors)
+        rows, given, highest = self.indices.rows, self.indices.given, longest(tensors)
         values = [
-            self.given[n].astype(kind.dtype) if n in self.given else drawn(t, kind, n, rows.get(value, highest))
-            for n, (t, kind, value) in enumerate(zip(tensors, self.call.types, self.graph.inputs, strict=True))
+            given[n].astype(kind.dtype) if n in given else drawn(t, kind, n, rows.get(n, highest))
+            for n, (t, kind) in enumerate(zip(tensors, self.call.types, strict=True))
         ]
         places = [NamedSharding(self.program.mesh, partition_spec(t.spec)) for t in tensors]
         return [jax.device_put(x, place, may_alias=False) for x, place in zip(values, places, strict=True)]
