@@ -19,9 +19,11 @@ def run(*words, code=0):
 
 def test_a_plan_is_printed_with_what_was_simulated(tmp_path):
     timeline = tmp_path / "timeline.json"
-    done = run("plan-serving", "llama3-8b", "--cluster", "1x1 h200", *PROMISE, *SHORT, "--timeline", str(timeline))
+    written = ("--timeline", str(timeline), "--report", str(tmp_path / "page.html"))
+    done = run("plan-serving", "llama3-8b", "--cluster", "1x1 h200", *PROMISE, *SHORT, *written)
     assert "llama3-8b on 1x1 h200" in done.stdout and "kept the promise" in done.stdout
     assert json.loads(timeline.read_text())["traceEvents"]
+    assert "<!doctype html>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_plan_is_written_as_json_and_nothing_else():

@@ -52,6 +52,9 @@ def plan_serving_command(
     timeline: Annotated[
         Path | None, typer.Option(help="Write the simulated load for ui.perfetto.dev: steps, batch, queue and cache.")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a web page: the plan, latencies as distributions, and a timeline.")
+    ] = None,
     json_path: JsonOption = None,
 ) -> None:
     """How to serve a language model: replicas, batch and cache that keep a promise under a load."""
@@ -67,6 +70,9 @@ def plan_serving_command(
     if timeline is not None:
         outcome.save_timeline(timeline)
         note(f"wrote {timeline}")
+    if report is not None:
+        planned.report(report, outcome)
+        note(f"wrote {report}")
     if json_path is not None:
         write_json(json_path, json.loads(json.dumps(planned.to_json() | {"simulated": outcome.to_json()})))
     if str(json_path) != "-":

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,15 +45,22 @@ def page(plan: "PlanData", other: "PlanData | None", seconds: float) -> str:
     }
     if other is not None:
         data["difference"] = difference_data(plan, other)
+    keys = [("/", "search"), ("1–8", "sections"), ("↑↓", "tensors"), ("t", "theme")]
+    return assembled(f"{title(plan, other)} · Meshwright", data, [asset(f"{name}.js") for name in _SCRIPTS], keys)
+
+
+def assembled(heading: str, data: Mapping[str, Any], scripts: Sequence[str], keys: Sequence[tuple[str, str]]) -> str:
+    """A page of scripts that draw data, in the frame and the style that all pages share."""
     # Inside a script HTML knows "</script", "<script" and "<!--": none is left where no "<" is.
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     parts = {
-        "title": html.escape(f"{title(plan, other)} · Meshwright"),
-        "style": _asset("style.css"),
-        "script": "\n".join(_asset(f"{name}.js") for name in _SCRIPTS),
+        "title": html.escape(heading),
+        "style": asset("style.css"),
+        "script": "\n".join(scripts),
         "data": text,
+        "keys": " · ".join(f"<kbd>{key}</kbd> {does}" for key, does in keys),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], _asset("page.html"))
+    return re.sub(r"\{\{(\w+)\}\}", lambda mark: parts[mark[1]], asset("page.html"))
 
 
 def notebook_html(plan: "PlanData") -> str:
@@ -61,5 +69,6 @@ def notebook_html(plan: "PlanData") -> str:
     return f'<iframe srcdoc="{frame}" style="width:100%;height:720px;border:0" title="Meshwright plan"></iframe>'
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of the page."""
     return resources.files("meshwright.report").joinpath("assets", name).read_text(encoding="utf-8")

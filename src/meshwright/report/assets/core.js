@@ -51,6 +51,12 @@ MW.signed = (seconds, plan = MW.plan()) => {
 };
 MW.percent = (part, whole) => (whole ? `${(100 * part / whole).toFixed(1)}%` : "");
 
+MW.legend = (parts) => MW.el("div", { class: "legend" }, parts.map((part) => {
+  const dot = MW.el("span", { class: "dot" });
+  dot.style.background = part.colour;
+  return MW.el("span", {}, dot, `${part.name} `, MW.el("b", {}, part.text));
+}));
+
 /* B_x S D with the axes as coloured subscripts. */
 MW.symbols = (text) => {
   const out = MW.el("span", { class: "mono symbols", "data-text": text });
@@ -67,7 +73,7 @@ MW.symbols = (text) => {
 };
 
 /* A section is drawn when it comes near the screen, and again when another plan is chosen. */
-MW.order = ["overview", "difference", "stages", "stage-memory", "timeline", "instructions", "tensors", "layer", "memory", "communication", "blocks", "operations", "views"];
+MW.order = ["overview", "difference", "arrangements", "latencies", "replicas", "stages", "stage-memory", "timeline", "instructions", "tensors", "layer", "memory", "communication", "blocks", "operations", "views"];
 MW.section = (id, title, lead, draw, wanted = () => true) => MW.sections.push({ id, title, lead, draw, wanted });
 MW.render = () => {
   const main = document.getElementById("main"), nav = document.getElementById("nav");

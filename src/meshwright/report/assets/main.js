@@ -23,7 +23,7 @@
     }
     const links = [...document.querySelectorAll("nav a")];
     if (event.key === "t") flip();
-    else if (event.key === "/") {
+    else if (event.key === "/" && document.getElementById("tensors")) {
       MW.draw(document.getElementById("tensors"));
       const search = document.getElementById("tensor-search");
       search.scrollIntoView({ block: "center" });

@@ -4,11 +4,6 @@ MW.bar = (parts) => {
   return MW.el("div", { class: "bar", role: "img", "aria-label": parts.map((p) => `${p.name} ${(100 * p.size / total).toFixed(0)}%`).join(", ") },
     parts.map((part) => { const i = MW.el("i", { title: part.name }); i.style.cssText = `width:${100 * part.size / total}%;background:${part.colour}`; return i; }));
 };
-MW.legend = (parts) => MW.el("div", { class: "legend" }, parts.map((part) => {
-  const dot = MW.el("span", { class: "dot" });
-  dot.style.background = part.colour;
-  return MW.el("span", {}, dot, `${part.name} `, MW.el("b", {}, part.text));
-}));
 MW.verdict = (plan) => {
   const out = MW.el("span");
   plan.verdict.forEach((part, i) => {

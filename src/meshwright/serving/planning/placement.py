@@ -6,9 +6,10 @@ finds all their devices, at the price of collectives in every step (AlpaServe, a
 that hold a model are plain replication, in which each device is one model's, or a few models' as a whole.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import merge
+from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -29,6 +30,7 @@ from meshwright.serving.simulation.outcome import Outcome
 from meshwright.serving.simulation.replica import Replica
 from meshwright.serving.simulation.simulate import Simulation
 
+COLUMNS = ("groups", "models on each", "requests/s")
 #: Requests of a simulation, and halvings of the interval in which the goodput lies.
 _REQUESTS, _HALVINGS = 600, 5
 #: Doublings and halvings of the loads as given between which the goodput is looked for.
@@ -79,6 +81,7 @@ class JointPlan(Printed):
         chosen: The placement.
         plain: The best placement without splitting models further than they must be: plain replication.
         others: Placements in groups of other sizes.
+        prices: What steps of each model take.
     """
 
     cluster: Cluster
@@ -87,6 +90,7 @@ class JointPlan(Printed):
     chosen: Placement
     plain: Placement
     others: tuple[Placement, ...]
+    prices: Mapping[str, StepPrices] = field(repr=False)
 
     @property
     def rate(self) -> float:
@@ -103,6 +107,22 @@ class JointPlan(Printed):
         """Goodput relative to that of plain replication."""
         return self.chosen.scale / self.plain.scale if self.plain.scale else float("inf")
 
+    def simulate(self, scale: float | None = None) -> Outcome:
+        """Simulates the loads as given, times a number: by default as much as the placement carries."""
+        times = self.chosen.scale if scale is None else scale
+        loads = {name: load.at(load.mean_rate * times) for name, load in self.loads.items()}
+        return simulate_placement(self.chosen.groups, self.prices, loads, self.slo)
+
+    def report(self, path: str | Path, outcome: Outcome | None = None) -> None:
+        """Writes a web page about what `simulate` returned: latencies as distributions, devices, and a timeline."""
+        from meshwright.serving.simulation.page import About, write_page
+
+        facts = {"goodput": f"{self.goodput:.3g} requests/s", "over plain replication": f"{self.gain:.1f}×"}
+        said = [f"Group {n}, {group.split}: {', '.join(group.models)}." for n, group in enumerate(self.chosen.groups)]
+        rows = [[words, str(held), f"{rate:.3g}"] for _, words, held, rate in self._placements()]
+        about = About(f"{len(self.loads)} models on {self.cluster.name}", facts, said, COLUMNS, rows)
+        write_page(path, outcome or self.simulate(), about)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
@@ -115,17 +135,19 @@ class JointPlan(Printed):
     def __rich__(self) -> RenderableType:
         title = f"{len(self.loads)} models on {self.cluster.name}: {self.goodput:.3g} requests/s, {self.slo}"
         table = Table(title=title, title_justify="left")
-        for name in ("groups", "models on each", "requests/s"):
+        for name in COLUMNS:
             table.add_column(name, justify="left" if name == "groups" else "right")
-        placements = sorted({self.chosen, self.plain, *self.others}, key=lambda one: -one.scale)
-        for one in placements:
-            mark, kind = "→ " if one == self.chosen else "  ", " (plain replication)" if one == self.plain else ""
-            held = max(len(group.models) for group in one.groups)
-            plural = "s" if one.size > 1 else ""
-            words = f"{mark}{len(one.groups)} × {one.size} device{plural}{kind}"
-            table.add_row(words, str(held), f"{self.rate * one.scale:.3g}")
+        for mark, words, held, rate in self._placements():
+            table.add_row(mark + words, str(held), f"{rate:.3g}")
         names = [Text(f"group {n}: {', '.join(group.models)}") for n, group in enumerate(self.chosen.groups)]
         return Group(table, *names, Text(f"{self.gain:.1f}× the load of plain replication"))
+
+    def _placements(self) -> Iterator[tuple[str, str, int, float]]:
+        """A mark for the chosen one, what it is, the most models of a group, and what it carries; the best first."""
+        for one in sorted({self.chosen, self.plain, *self.others}, key=lambda one: -one.scale):
+            mark, kind = "→ " if one == self.chosen else "  ", " (plain replication)" if one == self.plain else ""
+            words = f"{len(one.groups)} × {one.size} device{'s' if one.size > 1 else ''}{kind}"
+            yield mark, words, max(len(group.models) for group in one.groups), self.rate * one.scale
 
 
 def place_models(
@@ -186,7 +208,7 @@ def place_models(
         raise ServingError(
             f"no placement on {machines.name} keeps the promise ({slo}), however small the load; loosen it"
         )
-    return JointPlan(machines, dict(loads), slo, chosen, placed[0], tuple(placed[1:]))
+    return JointPlan(machines, dict(loads), slo, chosen, placed[0], tuple(placed[1:]), prices)
 
 
 def simulate_placement(

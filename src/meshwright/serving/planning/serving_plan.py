@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import floor, gcd
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -21,6 +22,7 @@ from meshwright.serving.simulation.replica import Replica
 from meshwright.serving.simulation.simulate import Simulation
 from meshwright.units import format_bytes
 
+COLUMNS = ("arrangement", "devices", "batch", "cache", "weights", "requests/s")
 #: Part of a link's rate at which caches are sent.
 _SENDING = 0.8
 #: Fixed seconds to send a cache.
@@ -187,6 +189,27 @@ class ServingPlan(Printed):
         """Simulates the plan under its load, or another one."""
         return self.chosen.serve(traffic or self.traffic, self.slo, requests)
 
+    def report(self, path: str | Path, outcome: Outcome | None = None) -> None:
+        """Writes a web page about the plan under a load: latencies as distributions, replicas, and a timeline.
+
+        Args:
+            path: The page, one file that needs no other.
+            outcome: What `simulate` returned; by default its load is the plan's own, or what the plan carries of it.
+        """
+        from meshwright.serving.simulation.page import About, write_page
+
+        if outcome is None:
+            outcome = self.simulate(self.traffic.at(min(self.traffic.mean_rate, self.goodput)))
+        facts = {"goodput": f"{self.goodput:.3g} requests/s", "no more than": f"{self.bound:.3g} requests/s"}
+        facts["devices"] = str(self.num_devices)
+        if self.dollars_per_million_tokens is not None:
+            facts["a million tokens of answers"] = f"${self.dollars_per_million_tokens:.3g}"
+        rows = [[str(one), *_cells(one)] for one in (self.chosen, *self.alternatives)]
+        about = About(
+            f"{self.model} on {self.cluster.name}", facts, [f"Load: {self.traffic}.", *self.why], COLUMNS, rows
+        )
+        write_page(path, outcome, about)
+
     @cached_property
     def gain_of_parting(self) -> float | None:
         """Goodput per device with prompts and answers apart, relative to the best that computes both together.
@@ -247,7 +270,7 @@ class ServingPlan(Printed):
     def __rich__(self) -> RenderableType:
         title = f"{self.model} on {self.cluster.name}: {self.goodput:.3g} requests/s, {self.slo}"
         table = Table(title=title, title_justify="left")
-        for name in ("arrangement", "devices", "batch", "cache", "weights", "requests/s"):
+        for name in COLUMNS:
             table.add_column(name, justify="left" if name == "arrangement" else "right")
         for mark, one in (("→ ", self.chosen), *(("  ", other) for other in self.alternatives)):
             table.add_row(mark + str(one), *_cells(one))
