@@ -3,6 +3,7 @@
 Usage: in_elastic.py FOLDER; the run ends at the step that the file ``stop`` in the folder holds.
 """
 
+import logging
 import sys
 import time
 from pathlib import Path
@@ -51,5 +52,7 @@ def train(folder):
 
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("meshwright").setLevel(logging.INFO)
     mw.initialize()
     train(Path(sys.argv[1]))

@@ -146,6 +146,7 @@ def test_losses_are_those_of_an_undisturbed_run_with_four_processes_then_three_t
         hosts.wait("steps on four again", lambda: stepped(4, on_three))
         (tmp_path / "stop").write_text(str(losses()[-1][0] + 3))
         assert [host.wait(HANG_S) for host in hosts.running.values()] == [0, 0, 0, 0]
+        said = "".join(hosts.said(name) for name in hosts.running)
     rows = losses()
     state, step, right = in_elastic.init(jax.random.key(0)), jax.jit(in_elastic.train_step), []
     for number in range(rows[-1][0]):
@@ -154,5 +155,6 @@ def test_losses_are_those_of_an_undisturbed_run_with_four_processes_then_three_t
     assert {row[0] for row in rows} == set(range(1, len(right) + 1)), "no step is left out"
     assert all(abs(loss / right[number - 1] - 1) < 1e-5 for number, loss, _ in rows)
     assert [devices for devices, _ in groupby(row[2] for row in rows)] == [4, 3, 4]
+    assert said.count("was read from the memory of the hosts") == 3 + 4, "every part was in two hosts' memory or more"
     again = [row[0] for row, before in zip(rows[1:], rows, strict=False) if row[0] <= before[0]]
     assert len(again) <= 1, "steps are lost with a host, and none where one comes and all save"

@@ -15,6 +15,7 @@ from meshwright.cli.launching.elastic import ElasticRun
 from meshwright.cli.launching.settings import device_settings, keeping, process_settings
 from meshwright.runtime.processes.connections import reserved_port
 from meshwright.runtime.processes.stalls import DEADLINE
+from meshwright.training.in_memory.files import host_memory
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _RESTARTS = 100  # of an elastic run, whose hosts are expected to fail
@@ -74,7 +75,9 @@ def launch_command(
     shares = device_settings(here, devices_per_process, platform)
     shares = [{**share, **({} if deadline is None else {DEADLINE: str(deadline)})} for share in shares]
     command = [sys.executable, *(["-m"] if module else []), script, *(arguments or ())]
-    with TemporaryDirectory(prefix="meshwright-kept-") as kept:
+    with TemporaryDirectory(prefix="meshwright-kept-") as kept, host_memory() as memory:
+        if is_elastic or restarts:
+            shares = [{**memory, **share} for share in shares]
         if not is_elastic:
             raise typer.Exit(_run(command, shares, grace, restarts or 0, kept))
         again = _RESTARTS if restarts is None else restarts

@@ -31,6 +31,8 @@ from meshwright.training.checkpoint_leaves import (
     words_of,
 )
 from meshwright.training.checksums import checksums, joined, local_sums
+from meshwright.training.in_memory.copies import keep as keep_in_memory
+from meshwright.training.in_memory.copies import recall
 from meshwright.training.parallelize import Parallelized
 from meshwright.training.save_barrier import SaveBarrier
 from meshwright.training.saving import Contents, Saving, wait_for_saves
@@ -89,10 +91,11 @@ def save(
     wait_for_saves()
     copies = None if wait else snapshot(leaves)
     saving = Saving(directory, number, keep)
+    write = partial(_contents, str(full_path(directory)), number, records)
     if copies is not None:
-        saving.in_background(partial(_contents, records, copies))
+        saving.in_background(partial(write, copies))
         return saving
-    saving.begin(partial(_contents, records, leaves))
+    saving.begin(partial(write, leaves))
     if wait:
         saving.finish()
         return None
@@ -100,7 +103,7 @@ def save(
     return saving
 
 
-def _contents(records: list[SavedLeaf], leaves: list[Any], barrier: SaveBarrier) -> Contents:
+def _contents(directory: str, step: int, records: list[SavedLeaf], leaves: list[Any], barrier: SaveBarrier) -> Contents:
     """What is written, in the form that Orbax takes."""
     ocp = orbax()
     partly = of_some_processes(leaves, partial(barrier.agree, "owners"))
@@ -111,7 +114,9 @@ def _contents(records: list[SavedLeaf], leaves: list[Any], barrier: SaveBarrier)
     }
     sums = barrier.agree("checksums", local_sums(arrays), joined)
     noted = [asdict(replace(r, checksum=sums.get(r.path, ""))) for r in records]
-    note = {"format": _FORMAT, "version": _VERSION, "leaves": noted, "checksum": _checksum(noted)}
+    checksum = _checksum(noted)
+    note = {"format": _FORMAT, "version": _VERSION, "leaves": noted, "checksum": checksum}
+    keep_in_memory(directory, step, checksum, arrays)
     of_owners, view = any(partly), Views()
     views = {record.path: view(arrays[record.path]) for record, some in zip(records, partly, strict=True) if some}
     kept = ocp.args.PyTreeSave(arrays | views) if of_owners else ocp.args.StandardSave(arrays)
@@ -174,7 +179,8 @@ def _restored(
     advice = f"; {listed(others)} can be tried with step=…" if others else ""
     try:
         opened_items = opened.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
-        saved, version = _read(opened_items["leaves"], where)
+        note = opened_items["leaves"]
+        saved, version = _read(note, where)
     except CheckpointError:
         raise
     except Exception as error:
@@ -199,6 +205,13 @@ def _restored(
         for s in saved
         if s.is_stored
     }
+    arrays = recall(str(full_path(directory)), number, note["checksum"], kinds) if version > 1 else None
+    if arrays is not None and (damaged := _damaged(arrays, saved_at)):
+        log.warning("the copy of %s in memory is damaged in %s; it is read from disk", where, damaged)
+        arrays = None
+    if arrays is not None:
+        log.info("%s was read from the memory of the hosts", where)
+        return tree_unflatten(tree, [w.fill(saved_at[w.path], arrays.get(w.path)) for w in wanted])
     types = {path: kind for path, kind in kinds.items() if path not in alone or is_here(kind.sharding)}
     try:
         arrays = _read_arrays(opened, number, types, of_owners) if types else {}
@@ -208,8 +221,10 @@ def _restored(
     arrays = {path: arrays[path] for path in kinds}  # in the same order in all processes
     if version == 1:
         log.warning("%s has no checksums, so its arrays cannot be verified; save it again", where)
-    else:
-        _verify(arrays, saved_at, where, advice)
+    elif damaged := _damaged(arrays, saved_at):
+        raise CheckpointError(
+            f"{where} is damaged in {damaged}: the checksum of the data read differs from the saved one{advice}"
+        )
     return tree_unflatten(tree, [w.fill(saved_at[w.path], arrays.get(w.path)) for w in wanted])
 
 
@@ -243,14 +258,10 @@ def saved_steps(directory: str | PathLike[str]) -> list[int]:
         return sorted(opened.all_steps())
 
 
-def _verify(arrays: dict[str, Any], records: dict[str, SavedLeaf], where: str, advice: str) -> None:
-    """Refuses arrays that differ from the saved ones."""
+def _damaged(arrays: dict[str, Any], records: dict[str, SavedLeaf]) -> str:
+    """Which arrays differ from the saved ones, in words."""
     damaged = [path for path, checksum in checksums(arrays).items() if checksum != records[path].checksum]
-    if damaged:
-        named = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
-        raise CheckpointError(
-            f"{where} is damaged in {named}: the checksum of the data read differs from the saved one{advice}"
-        )
+    return ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
 
 
 def _check_like(like: Any) -> None:

@@ -24,6 +24,7 @@ from meshwright.training.checkpoint_files import (
     remove,
     try_folder,
 )
+from meshwright.training.in_memory.files import forget_older
 from meshwright.training.late_writes import drop_late_writes
 from meshwright.training.program_end import call_at_end
 from meshwright.training.save_barrier import SaveBarrier
@@ -94,6 +95,7 @@ class Saving:
     def finish(self) -> None:
         """Waits for the files, and then until the checkpoints that are not to be kept are removed."""
         self._attempt(self._complete)
+        forget_older(str(self._path), self._step)
         if self._keep is None:
             return
         if jax.process_index() == 0:
