@@ -22,6 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from report import table
+
 from tests.serving.server.running import running
 
 SLOTS = 256
@@ -89,9 +91,22 @@ def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     engine = {"slots": SLOTS, "queue": 512, "blocks": 64 * SLOTS, "token_budget": 2 * SLOTS, "step_s": options.step}
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), engine=engine) as server:
-        print(json.dumps(asyncio.run(connections(server.port, options.connections))), flush=True)
+        found = asyncio.run(connections(server.port, options.connections))
+        rows = [[f"{found.pop('connections'):,} connections with a request each", _words(found)]]
         for count in options.streams:
-            print(json.dumps(asyncio.run(streams(server, count, options.tokens))), flush=True)
+            found = asyncio.run(streams(server, count, options.tokens))
+            rows.append([f"{found.pop('streams')} streams of {found.pop('tokens')} tokens", _words(found)])
+    load = f"load average {os.getloadavg()[0]:.1f} at the end"
+    question = (
+        f"How many connections and how many tokens a second does the server carry? An engine without a model, {SLOTS} "
+        f"slots, a queue of 512, steps of {options.step * 1e3:g} ms; server, worker and client "
+        f"share the machine ({load})."
+    )
+    table("Server", question, ("at once", "what came"), rows)
+
+
+def _words(found):
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in found.items())
 
 
 if __name__ == "__main__":
