@@ -24,7 +24,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
 from meshwright.rehearsal.calibration import calibrated, known_efficiencies
-from meshwright.rehearsal.memory import known_memory
+from meshwright.rehearsal.memory import known_memory, memory_digest
 from meshwright.runtime.stages.pipeline_program import why_not_cut
 from meshwright.step_search.candidates import best_plan
 from meshwright.step_search.last_plan import (
@@ -131,7 +131,9 @@ def _as_before(
         own = budget.of_another_program()
         try:
             if last.stages:
-                found = with_step(plan_stages_again(traced, cluster, settled, last, say, own))
+                found = with_step(
+                    plan_stages_again(traced, cluster, settled, last, say, own, _known_of_stages(traced, cluster))
+                )
             else:
                 found = _decided(traced, settled.meshes(cluster), None, settled, batch, say, own)
         except (DoesNotFit, ShardingError):
@@ -151,8 +153,7 @@ def key_of(traced: Traced, cluster: Cluster | str | None, mesh: Mesh | Shape | N
     where = _machines(cluster, mesh) if method.staged else _meshes(cluster, mesh, method)
     where = _divided(traced, where, mesh, method)
     chip = where.chip if isinstance(where, Cluster) else where[0].chip
-    memory = known_memory(traced.graph, chip)
-    known = known_efficiencies(chip) | ({} if memory == 1 else {"memory": memory})
+    known = {**known_efficiencies(chip)} | ({"memory": digest} if (digest := memory_digest(traced, chip)) else {})
     return plan_key(traced, method, where, known)
 
 
@@ -237,9 +238,9 @@ def _plan(
     chip, known = where[0].chip, None
     if chip is not None and factors:
         known = calibrated(traced.graph, chip, where[0].num_devices, factors)
-    memory = known_memory(traced.graph, chip)
-    if memory != 1:
-        known = replace(known or Corrections(), memory=memory)
+    needed = known_memory(traced, chip)
+    if needed.whole != 1:
+        known = replace(known or Corrections(), memory=needed.whole)
     if isinstance(method, Auto) and method.profile:
         from meshwright.rehearsal.search import MeasuredSearch  # here, since it loads what measures
 
@@ -257,7 +258,13 @@ def _told(factors: Mapping[str, float]) -> str:
 
 def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget) -> PlanData:
     refuse_stages(traced.graph)
-    return plan_stages(traced, cluster, method, say, budget)
+    return plan_stages(traced, cluster, method, say, budget, _known_of_stages(traced, cluster))
+
+
+def _known_of_stages(traced: Traced, cluster: Cluster) -> Corrections:
+    """What is known of a program's memory, for pipelines and for the plans of one program beside them."""
+    needed = known_memory(traced, None if cluster.mixed else cluster.chip)
+    return Corrections(memory=needed.whole, stages_memory=needed.stages)
 
 
 def _machines(cluster: Cluster | str | None, mesh: object) -> Cluster:

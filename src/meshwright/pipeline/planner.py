@@ -25,6 +25,7 @@ from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import Auto, Method
 from meshwright.planner.planner import Task
+from meshwright.planner.pricing.corrections import UNCORRECTED, Corrections
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage_instructions import stage_instructions
 from meshwright.schedules.order import proven_order
@@ -36,7 +37,12 @@ _EQUAL = 1 + 1e-9  # one stage with one microbatch is the same plan; its costs a
 
 
 def plan_stages(
-    traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget | None = None
+    traced: Traced,
+    cluster: Cluster,
+    method: Method,
+    say: Progress,
+    budget: Budget | None = None,
+    known: Corrections = UNCORRECTED,
 ) -> PlanData:
     """The best plan that a method allows, with stages unless one program over all devices is quicker.
 
@@ -46,20 +52,22 @@ def plan_stages(
         method: `Auto` with ``pipeline=True``, or `ThreeD`.
         say: Called with a description of each step.
         budget: The time for it; None takes the method's.
+        known: What is known of the program's memory.
 
     Raises:
         DoesNotFit: No pipeline fits the memory.
         ShardingError: The model, the batch or the cluster does not allow the method, or stages would wait for ever.
     """
     budget = budget or Budget(method.seconds)
-    whole, started = start_search(traced, cluster, method, say, budget), clock()
+    whole, started = start_search(traced, cluster, method, say, budget, known), clock()
     if isinstance(method, ThreeD):
         whole.one_recipe(method)
         if whole.best is None:
             raise whole.does_not_fit()
         best, plain = whole, None
     else:
-        best, plain = _search(traced, whole, method, say)
+        task = Task(traced, Auto(memory_fraction=method.memory_fraction, seconds=method.seconds), corrections=known)
+        best, plain = _search(task, whole, say)
     say("writing the stages down")
     plan = plain or describe(best, traced, method, clock() - started)
     if plan.stages:
@@ -68,7 +76,13 @@ def plan_stages(
 
 
 def plan_stages_again(
-    traced: Traced, cluster: Cluster, method: Method, last: PlanData, say: Progress, budget: Budget
+    traced: Traced,
+    cluster: Cluster,
+    method: Method,
+    last: PlanData,
+    say: Progress,
+    budget: Budget,
+    known: Corrections = UNCORRECTED,
 ) -> PlanData:
     """The best pipeline of equal stages, with the recomputation of the last plan and microbatches of about its size.
 
@@ -79,6 +93,7 @@ def plan_stages_again(
         last: The last plan, which has stages.
         say: Called with a description of each step.
         budget: The time for it.
+        known: As in `plan_stages`.
 
     Raises:
         DoesNotFit: No such pipeline fits the memory.
@@ -88,7 +103,7 @@ def plan_stages_again(
     wishes = Auto(
         pipeline=True, layers=method.layers, boundaries=method.boundaries, memory_fraction=method.memory_fraction
     )
-    search, started = start_search(traced, cluster, wishes, say, budget), clock()
+    search, started = start_search(traced, cluster, wishes, say, budget, known), clock()
     search.only_like(last.pipeline)
     search.all_recipes()
     if isinstance(method, Auto):
@@ -99,17 +114,14 @@ def plan_stages_again(
     return replace(plan, method=method.name)
 
 
-def _search(
-    traced: Traced, whole: PipelineSearch, method: Method, say: Progress
-) -> tuple[PipelineSearch, PlanData | None]:
-    """The search that found the best pipeline, and the plan without stages if that is quicker.
+def _search(task: Task, whole: PipelineSearch, say: Progress) -> tuple[PipelineSearch, PlanData | None]:
+    """The search that found the best pipeline, and the plan without stages, of the task, if that is quicker.
 
     Where hosts are of several kinds, it may be quicker to leave some kinds idle.
 
     Raises:
         DoesNotFit: Nothing fits.
     """
-    task = Task(traced, Auto(memory_fraction=method.memory_fraction, seconds=method.seconds))
     best, plain, best_s, bound_s = None, None, np.inf, np.inf
     for search in (whole, *_parts(whole)):
         search.beat_s = best_s
@@ -146,7 +158,12 @@ def _idle(cluster: Cluster, search: PipelineSearch) -> dict[str, str]:
 
 
 def start_search(
-    traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget | None = None
+    traced: Traced,
+    cluster: Cluster,
+    method: Method,
+    say: Progress,
+    budget: Budget | None = None,
+    known: Corrections = UNCORRECTED,
 ) -> PipelineSearch:
     """A search with all of its inputs, before any searching."""
     graph = traced.graph
@@ -161,7 +178,7 @@ def start_search(
             f"{method.name}: the function cannot be traced alike with another batch than its {rows.batch} rows, so it "
             f"cannot be cut into microbatches; use microbatch={rows.batch // method.data}"
         )
-    catalogue = Catalogue(rows, layers, cluster, method.memory_fraction, say)
+    catalogue = Catalogue(rows, layers, cluster, method.memory_fraction, say, known.stages_memory)
     return PipelineSearch(catalogue.unpruned() if isinstance(method, ThreeD) else catalogue, flow, say, budget=budget)
 
 
@@ -178,7 +195,7 @@ def _plain(task: Task, search: PipelineSearch, say: Progress) -> PlanData | None
         search.note_bound(plan.solution.lower_bound)
         return plan
     except DoesNotFit as error:
-        search.note_misfit(error.needed_bytes, "one program over all devices")
+        search.note_misfit(error.needed_bytes / search.catalogue.needed, "one program over all devices")
     except ShardingError:  # sizes that no mesh divides
         say("no plan without stages")
     return None

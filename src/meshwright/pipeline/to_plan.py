@@ -50,7 +50,7 @@ def describe(search: PipelineSearch, traced: Traced, method: Method, seconds: fl
     fullest = max(stages, key=lambda s: s.peak_bytes)
     cost = Cost(found.total_s - sent, sent)
     bound = min(search.bound_s, cost.total)  # the two may differ in the last digit
-    limit = int(catalogue.limits[found.stages[stages.index(fullest)].group])
+    limit = round(catalogue.needed * catalogue.limits[found.stages[stages.index(fullest)].group])
     state = {t.path: t for s in reversed(stages) for t in s.tensors}
     arguments = tuple(_arguments(traced, state, found.stages[0].option, catalogue.rows.batch))
     results, call = tuple(_results(traced, arguments)), traced.call
@@ -79,7 +79,7 @@ def describe(search: PipelineSearch, traced: Traced, method: Method, seconds: fl
         details=StagedDetails.of(catalogue, found),
         unsplittable=unsplittable(traced.graph),
         considered=(),
-        provenance=provenance(traced, mesh) | {"stages": stages_from},
+        provenance=provenance(traced, mesh, catalogue.needed) | {"stages": stages_from},
         pipeline=found.pipeline,
         stages=stages,
         microbatches=found.pipeline.num_microbatches,
@@ -143,7 +143,9 @@ def _stage(search: PipelineSearch, found: FoundPipeline, traced: Traced, number:
         state_bytes=int(state),
         activation_bytes=int(held),
         transient_bytes=int(transient),
-        peak_bytes=int(state + data + transient + held * stage.in_flight / pipeline.interleave),
+        peak_bytes=int(
+            search.catalogue.needed * (state + data + transient + held * stage.in_flight / pipeline.interleave)
+        ),
         chunks=stage.chunks,
         tensors=_tensors(search, traced, stage),
         flops=sum(float(search.flops[a:b].sum()) for a, b in stage.chunks) / option.mesh.num_devices,

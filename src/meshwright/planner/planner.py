@@ -165,7 +165,7 @@ class Task:
         findings = Findings()
         found = self._plan(meshes, say, budget or Budget(self.method.seconds), exposure, findings)
         if found is None:
-            raise findings.error()
+            raise findings.error(self._bytes_factor)
         return found
 
     def plan_if_any(self, meshes: list[Mesh], budget: Budget) -> PlanData | None:
@@ -258,11 +258,11 @@ class Task:
                 else one
                 for one in considered
             ),
-            provenance=provenance(self.traced, mesh) | ({} if factor == 1 else {"memory factor": factor}),
+            provenance=provenance(self.traced, mesh, factor),
             microbatches=self.graph.microbatches,
             batch_argnums=self.graph.batch_argnums,
             recompute=self.graph.recompute,
-            remarks=(*(self.remarks or ()), *what_holds(solved, bound, was_over), *self._remarks(back)),
+            remarks=(*(self.remarks or ()), *what_holds(solved, bound, was_over, factor), *self._remarks(back)),
             origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,
@@ -397,8 +397,8 @@ def _signatures(graph: Graph) -> list[Signature]:
     return [graph.columns.signatures[number] for number in graph.columns.examples]
 
 
-def provenance(traced: Traced, mesh: Mesh) -> dict[str, Any]:
-    """Which function was planned, and where the numbers of the plan come from."""
+def provenance(traced: Traced, mesh: Mesh, memory: float) -> dict[str, Any]:
+    """Which function was planned, and where the numbers of the plan come from; measured ÷ modelled memory if known."""
     import jax
 
     where = "abstract mesh" if mesh.cluster is None else f"{mesh.cluster.known}, roofline and α–β"
@@ -409,7 +409,7 @@ def provenance(traced: Traced, mesh: Mesh) -> dict[str, Any]:
         "jax": jax.__version__,
         "costs": where,
     }
-    return notes | ({"loops": loops} if loops else {})
+    return notes | ({"loops": loops} if loops else {}) | ({} if memory == 1 else {"memory factor": memory})
 
 
 def _model(function: Any) -> str:

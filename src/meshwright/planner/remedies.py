@@ -26,7 +26,9 @@ _WIDE = 0.2  # gap above which a plan says what keeps it from being better
 _REMADE = ("checkpoint", "remat")  # in the name scopes of recomputed operations
 
 
-def remedies(formulation: MeshProblem, choice: Ints, needed: int, limit: float) -> tuple[str, tuple[int, int] | None]:
+def remedies(
+    formulation: MeshProblem, choice: Ints, needed: int, limit: float, scale: float
+) -> tuple[str, tuple[int, int] | None]:
     """Sentences on the remedies that would help, and what microbatches would do (see `DoesNotFit`).
 
     Args:
@@ -34,20 +36,24 @@ def remedies(formulation: MeshProblem, choice: Ints, needed: int, limit: float) 
         choice: The choice that needs least.
         needed: The bytes it needs.
         limit: The bytes allowed.
+        scale: How many bytes are needed for each that is modelled, by which what is told is multiplied.
     """
-    found = _Fullest(formulation, choice)
+    found = _Fullest(formulation, choice, scale)
     told = [*found.uneven(needed, limit), *found.microbatches(needed, limit), *found.checkpointed(needed)]
     rest = "use more devices, a smaller batch, or devices with more memory."
-    return " ".join([*told, f"Or {rest}" if told else rest.capitalize()]), found.cut(needed, limit)
+    cut = found.cut(needed, limit)
+    scaled = None if cut is None else (cut[0], int(scale * cut[1]))
+    return " ".join([*told, f"Or {rest}" if told else rest.capitalize()]), scaled
 
 
-def what_holds(state: "ViewState", bound: float, is_over: bool) -> list[str]:
+def what_holds(state: "ViewState", bound: float, is_over: bool, scale: float) -> list[str]:
     """A remark on a plan that may be much slower than the best: what keeps it from being better, and what to do.
 
     Args:
         state: The view of the plan, with its choice.
         bound: What no plan costs less than on this mesh.
         is_over: Whether the time of the search was over.
+        scale: As in `remedies`.
     """
     gap, limit, free = relative_gap(state.cost, bound), state.view.limit, state.free
     if not _WIDE < gap < np.inf:
@@ -57,11 +63,12 @@ def what_holds(state: "ViewState", bound: float, is_over: bool) -> list[str]:
     help_by: list[str] = []
     if limit is not None and free is not None and free.choice is not None and free.peak_usage > limit:
         needed = int(free.peak_usage)
+        told, allowed = format_bytes(scale * needed), format_bytes(scale * limit)
         causes.append(
-            f"the memory limit binds (a plan of {format_seconds(free.cost)} would need {format_bytes(needed)} on each "
-            f"device, of {format_bytes(limit)})"
+            f"the memory limit binds (a plan of {format_seconds(free.cost)} would need {told} on each device, of "
+            f"{allowed})"
         )
-        help_by += _Fullest(formulation, free.choice).microbatches(needed, limit)
+        help_by += _Fullest(formulation, free.choice, scale).microbatches(needed, limit)
     if is_over:
         causes.append("the time of the search was over")
         help_by.append("A longer search may find a better plan: give method=mw.Auto(seconds=…) more seconds.")
@@ -71,10 +78,10 @@ def what_holds(state: "ViewState", bound: float, is_over: bool) -> list[str]:
 
 
 class _Fullest:
-    """The moment of a choice's peak memory."""
+    """The moment of a choice's peak memory, in modelled bytes; those that are told are scaled."""
 
-    def __init__(self, formulation: MeshProblem, choice: Ints):
-        self.formulation, self.choice = formulation, choice
+    def __init__(self, formulation: MeshProblem, choice: Ints, scale: float):
+        self.formulation, self.choice, self.scale = formulation, choice, scale
         self.graph, self.mesh = formulation.grouping.graph, formulation.mesh
         self.roles = find_roles(self.graph)
         memory = formulation.memory
@@ -108,17 +115,18 @@ class _Fullest:
         largest = f"{path} ({'×'.join(map(str, shape))})"
         sizes = " and ".join(str(size) for size in self.mesh.sizes if size > 1)
         more = f" and {len(stuck) - 1} other arguments" if len(stuck) > 1 else ""
+        enough = format_bytes(self.scale * (needed - lost))
         yield (
             f"The cause: {self.mesh.num_devices} devices cannot share {largest}{more} evenly, "
             f"since {sizes} do{'' if ' and ' in sizes else 'es'} not divide {'their' if more else 'its'} dims; split "
-            f"evenly, about {format_bytes(needed - lost)} would suffice: choose another mesh or number of devices."
+            f"evenly, about {enough} would suffice: choose another mesh or number of devices."
         )
 
     def microbatches(self, needed: int, limit: float) -> Iterator[str]:
         """The fewest microbatches with which the plan fits; or a sentence that no number suffices."""
         if found := self.cut(needed, limit):
             count, size = found
-            needs = f"With microbatches={count} it would need about {format_bytes(size)}."
+            needs = f"With microbatches={count} it would need about {format_bytes(self.scale * size)}."
             yield needs if size <= limit else f"Even w{needs[1:]}"
 
     def cut(self, needed: int, limit: float) -> tuple[int, int] | None:
@@ -155,7 +163,8 @@ class _Fullest:
         one = float(self.size[self.is_passing & inside[self.group]].sum()) / count
         size = needed - (count - 2) * one + count * crossing
         if count > 1 and size < needed:
-            yield f"With jax.checkpoint around each of the {count} layers it would need about {format_bytes(size)}."
+            told = format_bytes(self.scale * size)
+            yield f"With jax.checkpoint around each of the {count} layers it would need about {told}."
         elif self.graph.loops:
             yield "With jax.checkpoint around the body of the loop over its layers it would need less."
 

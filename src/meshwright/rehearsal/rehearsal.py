@@ -18,7 +18,7 @@ from meshwright.profiler.measurements import open_database
 from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.learning import Measured
 from meshwright.rehearsal.measuring import Candidate, Measuring
-from meshwright.rehearsal.memory import is_allowed, keep_memory, with_memory
+from meshwright.rehearsal.memory import is_allowed, keep_memory, modelled_bytes, with_memory
 from meshwright.rehearsal.parts import parts_of, stand_in_s
 from meshwright.rehearsal.program import Share
 from meshwright.rehearsal.stages import PipelineRehearsal, rehearse_stages
@@ -192,7 +192,7 @@ def rehearse(
     remarks = _remarks(plan, share, device)
     if is_allowed() and not _other_chip(plan, device):
         with open_database() as database:
-            keep_memory(database, plan, traced.graph, memory_bytes)
+            keep_memory(database, plan, traced, memory_bytes, modelled_bytes(plan))
     measured_s = None
     if steps and _fits(memory_bytes, device, remarks):
         given = traced.call.arguments.pick(tuple(args)) if function is not None else None

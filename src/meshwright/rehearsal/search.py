@@ -159,7 +159,7 @@ class MeasuredSearch:
         if num_bytes:
             ratio = num_bytes / modelled_bytes(plan)
             self.bytes_factor = ratio if self.bytes_factor == 1 else max(self.bytes_factor, ratio)
-            keep_memory(self.database, plan, self.traced.graph, num_bytes)
+            keep_memory(self.database, plan, self.traced, num_bytes, modelled_bytes(plan))
         return num_bytes
 
     def _cheapest(self, plans: Sequence[PlanData]) -> PlanData:

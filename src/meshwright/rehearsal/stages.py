@@ -19,7 +19,9 @@ from meshwright.parallelism.subject.subject import Subjects
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_text import pipeline_text
+from meshwright.profiler.measurements import open_database
 from meshwright.rehearsal.indices import Indices
+from meshwright.rehearsal.memory import is_allowed, keep_memory, with_stages_memory
 from meshwright.rehearsal.parts import stand_in_s
 from meshwright.rehearsal.stage_share import StageShare, described_engine
 from meshwright.runtime.checking.compiled import flops_of, text_of
@@ -91,6 +93,11 @@ class PipelineRehearsal(Printed):
         """TFLOP/s of products and convolutions that each device reaches over a step, in the mean."""
         return self.plan.flops / self.step_s / 1e12 if self.step_s else 0.0
 
+    @property
+    def corrected(self) -> PlanData:
+        """The plan with the memory that the programs of each stage allocate."""
+        return with_stages_memory(self.plan, (int(stage.memory.compiled) for stage in self.stages))
+
     def __repr__(self) -> str:
         where = f"{len(self.stages)} stages on {self.device}"
         return f"<PipelineRehearsal: {where}, step {format_seconds(self.step_s)}>"
@@ -141,7 +148,7 @@ class PipelineRehearsal(Printed):
 
 def rehearse_stages(plan: PlanData, traced: Traced, device: Any, steps: int, remarks: list[str]) -> PipelineRehearsal:
     """See `Plan.rehearse`."""
-    started = time.perf_counter()
+    started, is_its_own = time.perf_counter(), not remarks
     engine = described_engine(plan, traced)
     programs = _Programs(plan, engine, device, Indices.of(traced))
     compile_s = time.perf_counter() - started
@@ -150,6 +157,11 @@ def rehearse_stages(plan: PlanData, traced: Traced, device: Any, steps: int, rem
         names = ", ".join(sorted(programs.whole))
         remarks.append(f"Some operations could not be computed on one device's part, and ran whole: {names}.")
     stages = tuple(_stage(plan, number, engine, programs, times) for number in range(len(plan.stages)))
+    if is_allowed() and is_its_own:
+        fullest = max(stages, key=lambda stage: stage.memory.ratio)
+        modelled = fullest.memory.planned / plan.provenance.get("memory factor", 1.0)
+        with open_database() as database:
+            keep_memory(database, plan, traced, int(fullest.memory.compiled), modelled)
     own = plan.mesh.cluster
     assert own is not None
     known = all(None not in (s.forward_s, s.backward_s, s.update_s) for s in stages)

@@ -28,6 +28,7 @@ class Traced:
         cluster: The cluster that it was traced for; None for the devices at hand.
         given: For arguments of integers that were given as arrays, by their number, a copy: a rehearsal looks up what
             the user's batch looks up.
+        written: The graph of the step as the user wrote it, where recomputation or microbatches changed it.
     """
 
     graph: Graph
@@ -35,6 +36,7 @@ class Traced:
     function: Callable[..., Any]
     cluster: Cluster | None = None
     given: Mapping[int, NDArray[np.integer]] = field(default_factory=dict, compare=False, repr=False)
+    written: Graph | None = field(default=None, compare=False, repr=False)
 
 
 def trace(function: Callable[..., Any], *args: Any, cluster: Cluster | None = None) -> Traced:

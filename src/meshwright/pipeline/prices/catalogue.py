@@ -35,13 +35,24 @@ _MOST_SQUARES = 4  # views of two axes inside a host
 
 
 class Catalogue:
-    """The prices of one model on one cluster."""
+    """The prices of one model on one cluster.
+
+    Attributes:
+        limits: The modelled bytes that a device of each group of hosts may need.
+        needed: How many bytes stages were found to need for each that is modelled.
+    """
 
     def __init__(
-        self, rows: ResizableBatch, layers: Layers, cluster: Cluster, memory_fraction: float, say: Callable[[str], None]
+        self,
+        rows: ResizableBatch,
+        layers: Layers,
+        cluster: Cluster,
+        memory_fraction: float,
+        say: Callable[[str], None],
+        needed: float = 1.0,
     ):
-        self.rows, self.layers, self.cluster, self.say = rows, layers, cluster, say
-        self.limits = [memory_fraction * group.memory_bytes for group in cluster.groups]
+        self.rows, self.layers, self.cluster, self.say, self.needed = rows, layers, cluster, say, needed
+        self.limits = [memory_fraction * group.memory_bytes / needed for group in cluster.groups]
         self.num_solves = 0
         self._prunes = True
         self._pricings: dict[int, Pricing | None] = {}

@@ -290,7 +290,7 @@ class PipelineSearch:
 
     def does_not_fit(self) -> DoesNotFit:
         """The error for a model that fits nowhere: how near the nearest pipeline came."""
-        limit, needed = min(self.catalogue.limits), self.nearest_bytes
+        limit, needed = (self.catalogue.needed * size for size in (min(self.catalogue.limits), self.nearest_bytes))
         near = "" if np.isinf(needed) else f"; the nearest, {self.nearest}, needs {format_bytes(needed)}"
         return DoesNotFit(
             f"no pipeline fits {format_bytes(limit)} per device{near}. Use more devices, a smaller batch or devices "

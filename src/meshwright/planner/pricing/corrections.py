@@ -32,12 +32,14 @@ class Corrections:
         collectives: For a kind of collective, and ``"start"`` or ``"bytes"``, the factor of the fixed time, or of the
             time per byte; 1 where there is none.
         memory: Of the whole step, measured ÷ modelled bytes of one device.
+        stages_memory: The same of the stages of a pipeline, which are modelled by themselves.
     """
 
     usual: Mapping[int, float] = field(default_factory=dict)
     measured: Mapping[tuple[Sizes, int, Strategy], float] = field(default_factory=dict)
     collectives: CollectiveFactors = field(default_factory=dict)
     memory: float = 1.0
+    stages_memory: float = 1.0
 
     def factors(
         self, sizes: Sizes, operation: int, leader: int | None, loops: Assignment | None
@@ -54,6 +56,9 @@ class Corrections:
         if leader is None or loops is None or not self.measured:
             return usual
         return np.array([self.measured.get((sizes, leader, tuple(row)), usual) for row in loops.tolist()])
+
+
+UNCORRECTED = Corrections()
 
 
 @dataclass(frozen=True)

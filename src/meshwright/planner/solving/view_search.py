@@ -83,9 +83,13 @@ class Findings:
         sizes = misfit.mesh.sizes
         self.remarks[sizes] = Considered(sizes, None, int(misfit.least_bytes), "does not fit")
 
-    def error(self) -> Exception:
-        """Why there is no plan: a `DoesNotFit`, for which the least memory is sought, or a `ShardingError`."""
-        return _does_not_fit(self.misfits) if self.misfits else self.refused[0]
+    def error(self, scale: float) -> Exception:
+        """Why there is no plan: a `DoesNotFit`, for which the least memory is sought, or a `ShardingError`.
+
+        Args:
+            scale: How many bytes are needed for each that is modelled, in which limits are.
+        """
+        return _does_not_fit(self.misfits, scale) if self.misfits else self.refused[0]
 
 
 def search(
@@ -240,19 +244,19 @@ def _remark(state: ViewState) -> Considered:
     return Considered(sizes, state.cost, int(fitted.peak_usage), "")
 
 
-def _does_not_fit(misfits: list[Misfit]) -> DoesNotFit:
+def _does_not_fit(misfits: list[Misfit], scale: float) -> DoesNotFit:
     """The error for the view that needs least, with the memory that a plan was found for."""
     closest = min(misfits, key=lambda m: m.least_bytes)
     limit, mesh = closest.limit, closest.mesh
     formulation = closest.formulate()
     choice, needed = least_memory(formulation)
     found = "no plan fits" if all(m.is_proven for m in misfits) else "no plan was found that fits"
-    told, cut = remedies(formulation, choice, needed, limit)
+    told, cut = remedies(formulation, choice, needed, limit, scale)
     return DoesNotFit(
-        f"{found} {format_bytes(limit)} per device; the least for which a plan was found is "
-        f"{format_bytes(needed)}, on mesh {mesh.shape}. {told}",
-        needed_bytes=needed,
-        limit_bytes=int(limit),
+        f"{found} {format_bytes(scale * limit)} per device; the least for which a plan was found is "
+        f"{format_bytes(scale * needed)}, on mesh {mesh.shape}. {told}",
+        needed_bytes=int(scale * needed),
+        limit_bytes=int(scale * limit),
         microbatches=cut,
     )
 

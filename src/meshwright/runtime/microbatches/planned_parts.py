@@ -33,7 +33,7 @@ def cut_traced(traced: Traced, batch: Sequence[int], count: int) -> Traced:
         parts = of_call(call, traced.function, traced.cluster)
     graph = replace(parts.graph, donated=whole.donated, state=whole.state)
     graph = replace(graph, microbatches=count, batch_argnums=tuple(batch), recompute=whole.recompute)
-    return replace(parts, graph=graph, given=traced.given)
+    return replace(parts, graph=graph, given=traced.given, written=traced.written or traced.graph)
 
 
 def traced_as_planned(plan: PlanData, traced: Traced) -> Traced:
@@ -59,7 +59,7 @@ def recomputing(traced: Traced, word: str) -> Traced:
     with collector_paused():
         new, whole = of_call(recomputed(traced.call, word), traced.function, traced.cluster), traced.graph
     graph = replace(new.graph, donated=whole.donated, state=whole.state, recompute=word)
-    return replace(new, graph=graph, given=traced.given)
+    return replace(new, graph=graph, given=traced.given, written=traced.written or traced.graph)
 
 
 def call_as_planned(
