@@ -81,6 +81,7 @@ CASES = {
             "norm_topk_prob": True,
         },
     ),
+    "gemma": ("Gemma", {**DECODER, "head_dim": 8, "num_key_value_heads": 1, "rms_norm_eps": 1e-5}),
     "gemma2": (
         "Gemma2",
         {

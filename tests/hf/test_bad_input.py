@@ -79,6 +79,13 @@ def test_a_configuration_that_the_zoo_does_not_have(folder, keys, match):
     refused(folder, match)
 
 
+def test_a_cap_that_transformers_does_not_apply_is_refused(tmp_path):
+    """Its Gemma 3 reads the key and leaves the scores as they are."""
+    folder = shutil.copytree(REFERENCES / "gemma3", tmp_path / "gemma3")
+    change_config(folder, attn_logit_softcapping=50.0)
+    refused(folder, "attn_logit_softcapping is 50.0, and the zoo's gemma has null")
+
+
 def test_a_configuration_without_a_key_or_that_is_no_json(folder):
     keys = json.loads((folder / "config.json").read_text())
     del keys["hidden_size"]

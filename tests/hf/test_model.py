@@ -1,5 +1,6 @@
 """Parameters are read in the shardings of a plan, in the checkpoint's dtype or another one, and can be trained."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -91,6 +92,19 @@ def test_the_source_gives_the_numbers_of_special_tokens(tmp_path):
         mw.hf.save(tmp_path / str(expected), model.params, model.config, source=source)
         text = (tmp_path / str(expected) / "config.json").read_text()
         assert f'"eos_token_id": {"null" if expected is None else expected}' in text
+
+
+def test_the_source_says_of_which_architecture_a_model_is_that_fits_several(tmp_path):
+    """Mistral without windows computes what Llama does, and its configuration has a key that Llama's has not."""
+    config = replace(mw.hf.load(REFERENCES / "mistral").config, window=None)
+    params = mw.hf.load(REFERENCES / "mistral").params
+    mw.hf.save(tmp_path / "llama", params, config)
+    mw.hf.save(tmp_path / "mistral", params, config, source=REFERENCES / "mistral")
+    for name in ("llama", "mistral"):
+        model = mw.hf.load(tmp_path / name)
+        assert (model.architecture.model_type, model.config) == (name, config)
+    mw.hf.save(tmp_path / "other", params, config, source=REFERENCES / "gpt2")
+    assert mw.hf.load(tmp_path / "other").architecture.model_type == "llama"
 
 
 def test_models_of_the_zoo_are_saved(tmp_path):

@@ -23,6 +23,9 @@ OPTIONS = (
     "scan",
 )
 
+#: Numbers of special tokens, which only the model's source knows.
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
 
 def read_config(folder: Path, options: Mapping[str, Any]) -> tuple[Architecture, Any]:
     """The architecture of a checkpoint and its zoo `Config`, some of whose fields `options` give."""
@@ -100,14 +103,17 @@ def _dtype(folder: Path, keys: Json) -> str:
     return str(found)
 
 
-def written_config(config: Any) -> tuple[Architecture, Json]:
-    """The architecture that a zoo `Config` is of, and the keys of its configuration."""
+def written_config(config: Any, preferred: str | None = None) -> tuple[Architecture, Json]:
+    """The architecture that a zoo `Config` is of, and the keys of its configuration.
+
+    Several may have it, as Mistral without windows is a Llama: then it is the one of the preferred `model_type`.
+    """
     family = type(config).__module__.rpartition(".")[2]
     of_family = [one for one in ARCHITECTURES.values() if one.family == family]
     if not of_family:
         known = ", ".join(sorted({one.family for one in ARCHITECTURES.values()}))
         raise CheckpointError(f"the zoo's {family} is no architecture of transformers; {known} can be saved")
-    for architecture in of_family:
+    for architecture in sorted(of_family, key=lambda one: one.model_type != preferred):
         keys = {key.name: getattr(config, key.field) for key in architecture.keys}
         keys |= {name: allowed[0] for name, allowed in architecture.only.items()} | architecture.written(config)
         try:
@@ -115,7 +121,7 @@ def written_config(config: Any) -> tuple[Architecture, Json]:
         except Unsupported:
             continue
         if _same(config, fields):
-            tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+            tokens = dict.fromkeys(TOKENS)
             about = {"model_type": architecture.model_type, "architectures": [architecture.class_name]}
             return architecture, about | keys | tokens
     names = ", ".join(one.model_type for one in of_family)

@@ -18,8 +18,8 @@ from safetensors.numpy import save_file
 from meshwright import jax_devices
 from meshwright.errors import CheckpointError, OutputError
 from meshwright.hf import configuration, tokenizer
-from meshwright.hf.architectures.base import Architecture, Json
-from meshwright.hf.configuration import written_config
+from meshwright.hf.architectures.base import SILENT, Architecture, Json
+from meshwright.hf.configuration import TOKENS, written_config
 from meshwright.hf.files import folder_of, read_json
 from meshwright.hf.layout import Place, path_of
 from meshwright.hf.model import find_places
@@ -68,10 +68,10 @@ def save(
         ['config.json', 'model.safetensors']
     """
     folder = Path(path).expanduser()
-    architecture, keys = written_config(config)
     others = folder_of(source) if source is not None else None
-    if others is not None:
-        keys = _with_silent(keys, read_json(others / configuration.FILE, "model of Hugging Face"), architecture)
+    before = {} if others is None else read_json(others / configuration.FILE, "model of Hugging Face")
+    architecture, keys = written_config(config, before.get("model_type"))
+    keys |= {name: value for name, value in before.items() if name in SILENT and name not in keys.keys() - TOKENS}
     parts = _by_tensor(architecture, params)
     keys["dtype"] = keys["torch_dtype"] = str(jax.tree.leaves(params)[0].dtype)
     scratch = folder.with_name(folder.name + ".part")
@@ -119,12 +119,6 @@ def _end(scratch: Path, folder: Path, keys: Json, others: Path | None) -> None:
     for file in [] if others is None else filter(Path.exists, map(others.joinpath, _COPIED)):
         shutil.copyfile(file, scratch / file.name)
     scratch.replace(folder)
-
-
-def _with_silent(keys: Json, other: Json, architecture: Architecture) -> Json:
-    """The keys, with those of another configuration that say nothing about the weights."""
-    own = {*(key.name for key in architecture.keys), *architecture.only, *architecture.derived_keys, "model_type"}
-    return keys | {name: value for name, value in other.items() if name not in own}
 
 
 def _by_tensor(architecture: Architecture, params: PyTree) -> dict[str, list[Part]]:

@@ -1,6 +1,7 @@
 """Gemma 3: norms before and after each half, sliding windows on all but every sixth layer, GeGLU, tied embeddings.
 
-Gemma 2 has windows on every second layer and, instead of norms of queries and keys, caps on scores and logits.
+Gemma 2 has windows on every second layer and, instead of norms of queries and keys, caps on scores and logits. Gemma 1
+has neither, no windows, and norms before each half alone.
 """
 
 from dataclasses import dataclass
@@ -16,28 +17,32 @@ from meshwright.zoo.layers import Array, PyTree, capped, init_stack, project, rm
 from meshwright.zoo.rotary import make_rotation
 
 _QUERY_NORMS = ("q_norm", "k_norm")
+_OUTPUT_NORMS = ("attn_out_norm", "mlp_out_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(llama.Decoder):
-    """The shape of one Gemma 2 or 3; one layer in `period`, the last of them, looks at the whole sequence.
+    """The shape of one Gemma; one layer in `period`, the last of them, looks at the whole sequence.
 
     Attributes:
+        window: Positions that the other layers look at; None where there are none, and `period` is 1.
         query_width: Scores are divided by the root of it.
         local_rope_theta: The base of the wavelengths of the layers with windows, whose `rope_scaling` is none.
         norms_queries: Whether queries and keys have norms.
+        norms_outputs: Whether there are norms after each half of a layer, too.
         score_cap: What scores of attention stay below; None for no cap.
         logit_cap: The same of logits.
     """
 
     head_dim: int
-    window: int
+    window: int | None
     query_width: int
     period: int = 6
     rope_theta: float = 1_000_000.0
     local_rope_theta: float = 10_000.0
     epsilon: float = 1e-6
     norms_queries: bool = True
+    norms_outputs: bool = True
     score_cap: float | None = None
     logit_cap: float | None = None
 
@@ -55,7 +60,7 @@ def init(config: Config, key: Array) -> PyTree:
 def _init_layer(config: Config, key: Array) -> PyTree:
     d = config.hidden
     attention_key, mlp_key = split(key)
-    norms = ("attn_norm", "attn_out_norm", "mlp_norm", "mlp_out_norm")
+    norms = ("attn_norm", "mlp_norm", *_OUTPUT_NORMS * config.norms_outputs)
     return {
         **{name: jnp.zeros(d) for name in norms},
         **{name: jnp.zeros(config.head_dim) for name in _QUERY_NORMS if config.norms_queries},
@@ -99,9 +104,14 @@ def _layer(config: Config, rotation: PyTree, mix: Mix, window: int | None, weigh
     options = {"window": window, "scale": config.query_width**-0.5, "cap": config.score_cap}
     scaled = weights | {name: 1 + weights[name] for name in _QUERY_NORMS if name in weights}
     mixed = llama.attention(config, scaled, _norm(config, x, weights["attn_norm"]), rotation, mix, **options)
-    x = x + _norm(config, mixed, weights["attn_out_norm"])
+    x = x + _output(config, mixed, weights, "attn_out_norm")
     y = _mlp(weights, _norm(config, x, weights["mlp_norm"]))
-    return x + _norm(config, y, weights["mlp_out_norm"])
+    return x + _output(config, y, weights, "mlp_out_norm")
+
+
+def _output(config: Config, x: Array, weights: PyTree, name: str) -> Array:
+    """What half of a layer adds, with its norm if there is one."""
+    return _norm(config, x, weights[name]) if config.norms_outputs else x
 
 
 @jax.named_scope("mlp")

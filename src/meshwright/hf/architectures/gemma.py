@@ -1,4 +1,4 @@
-"""Gemma 2 and the text model of Gemma 3."""
+"""Gemma 1 and 2, and the text model of Gemma 3."""
 
 from typing import Any
 
@@ -25,6 +25,15 @@ _ONLY = {
     "use_bidirectional_attention": (None, False),
 }
 _DERIVED = ("num_key_value_heads", "layer_types", "hidden_act", *rope.KEYS)
+
+
+def _gemma_derived(keys: Json) -> Json:
+    none = {"window": None, "period": 1, "norms_queries": False, "norms_outputs": False}
+    return {**kv_heads(keys), **rope.read(keys, 10_000.0), **none, "query_width": keys.get("head_dim", 256)}
+
+
+def _gemma_written(config: Any) -> Json:
+    return {"num_key_value_heads": config.kv_heads, **rope.written(config)}
 
 
 def kinds(layers: int, period: int) -> list[str]:
@@ -87,6 +96,20 @@ def _gemma3_written(config: Any) -> Json:
     }
 
 
+GEMMA = Architecture(
+    "gemma",
+    "GemmaForCausalLM",
+    "gemma",
+    keys=(*SIZES, Key("head_dim", "head_dim", 256)),
+    weights=(*DECODER, *SWIGLU),
+    # The released files say "gelu", which transformers takes for the approximation with tanh.
+    only={**_ONLY, "hidden_activation": ("gelu_pytorch_tanh", None), "hidden_act": ("gelu_pytorch_tanh", "gelu")},
+    prefixes=("model.",),
+    derived=_gemma_derived,
+    derived_keys=("num_key_value_heads", *rope.KEYS),
+    written=_gemma_written,
+    unused=UNUSED,
+)
 GEMMA2 = Architecture(
     "gemma2",
     "Gemma2ForCausalLM",
@@ -112,11 +135,10 @@ GEMMA3 = Architecture(
     keys=(
         *_KEYS,
         Key("sliding_window", "window", 4096),
-        Key("attn_logit_softcapping", "score_cap", None),
         Key("final_logit_softcapping", "logit_cap", None),
     ),
     weights=_WEIGHTS,
-    only=_ONLY,
+    only={**_ONLY, "attn_logit_softcapping": (None,)},  # transformers reads such a cap and does not apply it
     prefixes=("model.",),
     derived=_gemma3_derived,
     derived_keys=(*_DERIVED, "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"),
