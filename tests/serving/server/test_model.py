@@ -43,7 +43,7 @@ def test_a_model_answers_as_it_is(folder):
     sizes = ["--max-len", "48", "--slots", "2", "--chunk", "16", "--queue", "4", "--dtype", "float32"]
     process = subprocess.Popen(
         [sys.executable, "-m", "meshwright", "serve", str(folder), "--port", "0", *sizes],
-        env=os.environ | {"XLA_FLAGS": FLAGS},
+        env=os.environ | {"XLA_FLAGS": FLAGS, "MESHWRIGHT_CACHE": str(folder.parent)},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -65,6 +65,7 @@ def test_a_model_answers_as_it_is(folder):
             with pytest.raises(openai.BadRequestError, match="the model takes 48"):
                 client.completions.create(prompt="a" * 60, **asked)
         assert server.engine()["blocks_used"] == 0
+        assert any((folder.parent / "programs").iterdir())  # for the next worker
         server.terminate()
         assert process.wait(60) == 0, process.stderr.read()
     finally:

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 
 from meshwright.errors import ProcessError
+from meshwright.profiler.database import cache_folder
 from meshwright.serving.requests import EngineStopped, Overloaded, Sampling, Stats
 from meshwright.serving.server.messages import (
     Cancel,
@@ -160,7 +161,9 @@ class Worker:
         with theirs:
             safe = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]  # looks for modules where this process does
             command = [sys.executable, *safe, "-m", "meshwright.serving.server.worker", str(theirs.fileno())]
-            self._process = process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._process = process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_environment()
+            )
         self._outgoing = SimpleQueue()
         connection.send(self._recipe)
 
@@ -236,6 +239,15 @@ class Worker:
                 ticket.receive(News(ticket.number, finish_reason="error", error=error))
             else:
                 ticket.accepted.set_exception(EngineStopped(error))
+
+
+def _environment() -> dict[str, str]:
+    """A worker's: unless JAX is told where, compiled programs are kept, so that the next worker is ready soon."""
+    kept = {
+        "JAX_COMPILATION_CACHE_DIR": str(cache_folder() / "programs"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return {**os.environ} | ({} if os.environ.get("JAX_COMPILATION_CACHE_DIR") else kept)
 
 
 def _read(connection: Connection, tell: Callable[[_Said], None]) -> None:
