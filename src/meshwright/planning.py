@@ -1,6 +1,6 @@
 """`mw.plan`: traces a function, plans it as one program or in stages, and returns the plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -244,16 +244,9 @@ def _plan(
     if isinstance(method, Auto) and method.profile:
         from meshwright.rehearsal.search import MeasuredSearch  # here, since it loads what measures
 
-        found = MeasuredSearch(traced, where, method, say, known).plan()
-    else:
-        task, views = program_task(traced, where, method, known)
-        found = best_plan(task, views, say, budget) if limited else task.unlimited().plan(views, say, budget)
-    return replace(found, provenance={**found.provenance, "calibration": _told(factors)}) if factors else found
-
-
-def _told(factors: Mapping[str, float]) -> str:
-    """What is known of a chip, for the provenance of a plan."""
-    return "measured ÷ modelled: " + ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
+        return MeasuredSearch(traced, where, method, say, known).plan()
+    task, views = program_task(traced, where, method, known)
+    return best_plan(task, views, say, budget) if limited else task.unlimited().plan(views, say, budget)
 
 
 def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget) -> PlanData:

@@ -93,6 +93,7 @@ def test_plans_for_a_measured_chip_are_calibrated_and_say_so(plan, monkeypatch, 
     monkeypatch.setenv("MESHWRIGHT_MEASURE", "once")
     found = mw.plan(step, *ARGS, cluster="1x1 cpu", mesh=(1,))
     assert found.cost.compute == pytest.approx(3 * plan.cost.compute, rel=0.1)
+    assert found.step_s == pytest.approx(3 * plan.step_s, rel=0.1)  # the simulated step is that of measured kernels
     assert found.provenance["calibration"].startswith("measured ÷ modelled: small product 3.0")
     assert mw.plan(step, *ARGS, cluster="1x1 h100", mesh=(1,)).provenance.get("calibration") is None
 

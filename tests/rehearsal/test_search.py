@@ -72,6 +72,7 @@ def test_it_plans_by_measurement_and_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
     found = mw.plan(step, *arguments(), cluster="local", method=PROFILE)
     (said,) = [r for r in found.remarks if r.startswith("Measured on the devices of the mesh: ")]
+    assert found.step_s == pytest.approx(found.cost.total)  # it ran with its communication
     assert "TFLOP/s a device" in said and said[:-1].lower() == found.provenance["profile"].lower()
     with open_database() as database:
         rows = [row for row in database.rows() if not row.key.fingerprint.startswith((WORK, MEMORY))]
@@ -92,7 +93,7 @@ def test_one_device_is_priced_by_the_whole_step_which_is_kept(monkeypatch, tmp_p
     assert " of compute in the whole step; its parts by themselves " in said
     with open_database() as database:
         (whole,) = [row for row in database.rows() if row.key.fingerprint.startswith("step-")]
-    assert found.cost.total == pytest.approx(whole.seconds)
+    assert found.cost.total == pytest.approx(whole.seconds) and found.step_s == pytest.approx(whole.seconds)
     again = mw.plan(step, *arguments(), cluster="1x1 cpu", method=mw.Auto(profile=True, profile_seconds=1e-6))
     assert again.cost.total == found.cost.total
 

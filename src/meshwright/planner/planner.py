@@ -258,7 +258,9 @@ class Task:
                 else one
                 for one in considered
             ),
-            provenance=provenance(self.traced, mesh, factor),
+            provenance=provenance(
+                self.traced, mesh, factor, "" if self.corrections is None else self.corrections.about
+            ),
             microbatches=self.graph.microbatches,
             batch_argnums=self.graph.batch_argnums,
             recompute=self.graph.recompute,
@@ -397,8 +399,15 @@ def _signatures(graph: Graph) -> list[Signature]:
     return [graph.columns.signatures[number] for number in graph.columns.examples]
 
 
-def provenance(traced: Traced, mesh: Mesh, memory: float) -> dict[str, Any]:
-    """Which function was planned, and where the numbers of the plan come from; measured ÷ modelled memory if known."""
+def provenance(traced: Traced, mesh: Mesh, memory: float, calibration: str = "") -> dict[str, Any]:
+    """Which function was planned, and where the numbers of the plan come from.
+
+    Args:
+        traced: The function.
+        mesh: The mesh of the plan.
+        memory: Measured ÷ modelled memory; 1 where nothing is known.
+        calibration: What is known of the chip.
+    """
     import jax
 
     where = "abstract mesh" if mesh.cluster is None else f"{mesh.cluster.known}, roofline and α–β"
@@ -409,7 +418,12 @@ def provenance(traced: Traced, mesh: Mesh, memory: float) -> dict[str, Any]:
         "jax": jax.__version__,
         "costs": where,
     }
-    return notes | ({"loops": loops} if loops else {}) | ({} if memory == 1 else {"memory factor": memory})
+    return (
+        notes
+        | ({"loops": loops} if loops else {})
+        | ({} if memory == 1 else {"memory factor": memory})
+        | ({"calibration": calibration} if calibration else {})
+    )
 
 
 def _model(function: Any) -> str:

@@ -138,7 +138,9 @@ def calibrated(graph: Graph, chip: Chip, num_devices: int, factors: Mapping[str,
         signature = columns.signatures[number]
         name = class_of(signature, loop_nest(signature).flops / num_devices, chip)
         by_signature[number] = factors.get(name, 1.0)
-    return Corrections({index: by_signature[number] for index, number in enumerate(columns.signature.tolist())})
+    about = "measured ÷ modelled: " + ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items())
+    usual = {index: by_signature[number] for index, number in enumerate(columns.signature.tolist())}
+    return Corrections(usual, about=about)
 
 
 def known_efficiencies(chip: Chip | None) -> dict[str, float]:

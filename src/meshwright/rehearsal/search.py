@@ -216,7 +216,7 @@ class MeasuredSearch:
 
     def _corrections(self) -> Corrections:
         found = corrections(self.rows, None if self.calibrated is None else self.calibrated.usual)
-        return replace(found, memory=self.bytes_factor)
+        return replace(found, memory=self.bytes_factor, about="" if self.calibrated is None else self.calibrated.about)
 
     def _others(self, modelled: PlanData) -> list[PlanData]:
         """Plans by other methods on the same mesh."""
@@ -315,6 +315,8 @@ class MeasuredSearch:
             self.remarks.append("Nothing was measured; all prices are modelled.")
             return self._marked(plan)
         cost = Cost(measured + modelled, sent)
+        if self.step_s is not None and self._is_here(plan):  # with its communication, so nothing is to be simulated
+            cost = replace(cost, step=self.step_s, waiting=min(sent, self.step_s))
         scale = cost.total / plan.cost.total if plan.cost.total else 1.0
         solution = SolutionSummary.proven(
             cost.total, plan.solution.lower_bound * scale, plan.solution.seconds, plan.solution.folded

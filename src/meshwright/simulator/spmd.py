@@ -10,7 +10,7 @@ the operation that needs it.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from meshwright.cost.rates import Rates, cluster_rates
+from meshwright.cost.rates import Rates, catalogue_rates, cluster_rates
 from meshwright.errors import SimulationError
 from meshwright.hardware import Chip, Mesh
 from meshwright.plans.plan import Collective, OpPlan, PlanData
@@ -42,7 +42,8 @@ def spmd_work(plan: PlanData, mesh: Mesh, software: Software = XLA) -> Work:
         )
     cluster = mesh.cluster
     prices = cluster_rates(cluster)
-    phases = [_Phase(mesh, prices, software).tasks(phase, plan) for phase in _PHASES]
+    measured = _measured(plan, prices, software) if cluster == plan.mesh.cluster else 1.0
+    phases = [_Phase(mesh, prices, software, measured).tasks(phase, plan) for phase in _PHASES]
     trains = bool(phases[1])
     state = float(sum(plan.memory.argument_bytes.values()))
     chunk = Chunk(
@@ -66,8 +67,21 @@ def spmd_work(plan: PlanData, mesh: Mesh, software: Software = XLA) -> Work:
         tokens=num_tokens(plan),
         counted=counted(plan),
         contention=prices.constants.contention,
-        fixed_s=software.fixed_s,
+        fixed_s=0.0 if "profile" in plan.provenance else software.fixed_s,  # which a measured step has in it
     )
+
+
+def _measured(plan: PlanData, prices: Rates, software: Software) -> float:
+    """Measured ÷ modelled compute of a plan, by a profile of its step or by what is known of classes of operations."""
+    loads = [op.load for op in plan.ops if op.load is not None]
+    if "profile" in plan.provenance:
+        modelled = sum(load.trips * prices.load_s(load, software.attention) for load in loads)
+    elif "calibration" in plan.provenance and plan.mesh.chip is not None:
+        rates = catalogue_rates(plan.mesh.chip)  # those of kernels alone, by which costs are added up
+        modelled = sum(load.trips * rates.load_s(load) for load in loads)
+    else:
+        return 1.0
+    return plan.cost.compute / modelled if modelled else 1.0
 
 
 def model_flops(plan: PlanData) -> float:
@@ -109,11 +123,12 @@ def peak_flops(plan: PlanData, chip: Chip) -> float:
 class _Phase:
     """The tasks of one phase, in the making."""
 
-    def __init__(self, mesh: Mesh, prices: Rates, software: Software):
+    def __init__(self, mesh: Mesh, prices: Rates, software: Software, measured: float):
         assert mesh.cluster is not None
         self.mesh = mesh
         self.prices = prices
         self.software = software
+        self.measured = measured  # ÷ modelled compute
         self.ahead_bytes = mesh.cluster.memory_bytes * _AHEAD
         self.tasks_: list[Task] = []
         self.waits: list[int] = []  # tasks that the next operation waits for
@@ -182,7 +197,7 @@ class _Phase:
         self.live = max(self.live, float(op.live_bytes))
         if op.load is None:
             return
-        seconds = op.load.trips * self.prices.load_s(op.load, self.software.attention)
+        seconds = self.measured * op.load.trips * self.prices.load_s(op.load, self.software.attention)
         if not op.load.flops and op.phase != _PHASES[-1] and _LOSS not in op.label:
             seconds *= self.software.separate
         self.tasks_.append(Task(op.label, COMPUTE, "compute", seconds, "", tuple(self.waits), 0.0, self.live))

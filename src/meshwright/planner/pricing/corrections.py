@@ -33,6 +33,7 @@ class Corrections:
             time per byte; 1 where there is none.
         memory: Of the whole step, measured ÷ modelled bytes of one device.
         stages_memory: The same of the stages of a pipeline, which are modelled by themselves.
+        about: What is known of the chip, for the provenance of a plan.
     """
 
     usual: Mapping[int, float] = field(default_factory=dict)
@@ -40,6 +41,7 @@ class Corrections:
     collectives: CollectiveFactors = field(default_factory=dict)
     memory: float = 1.0
     stages_memory: float = 1.0
+    about: str = ""
 
     def factors(
         self, sizes: Sizes, operation: int, leader: int | None, loops: Assignment | None
