@@ -7,6 +7,7 @@ It needs PyTorch and transformers, which the tests do not:
 """
 
 import itertools
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 HERE = Path(__file__).parent / "references"
+PACKED = Path(__file__).parent / "packed_reference"
 LENGTH = 20  # longer than the windows, and than the original length of the scalings
 PROMPTS = (LENGTH, 7)  # the lengths of the beginnings that are continued
 NEW = 64  # tokens of each
@@ -186,6 +189,32 @@ def make() -> None:
         save_file({"ids": ids, "logits": _logits(model, ids), **texts}, HERE / name / "reference.safetensors")
         (HERE / name / "generation_config.json").unlink(missing_ok=True)
         print(name, sum(weight.numel() for weight in model.parameters()))
+    make_packed()
+
+
+def make_packed() -> None:
+    """Writes a GPT-OSS whose experts are in MXFP4 as the released ones are, and what it computes with them."""
+    keys = {**CASES["gpt-oss"][1], "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    del keys["layer_types"]
+    model = _model("GptOss", keys)
+    model.save_pretrained(PACKED)
+    generator = torch.Generator().manual_seed(2)
+    tensors = load_file(PACKED / "model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, summed, others = tensors.pop(name).shape
+        size = (experts, others, summed // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*size, 16), generator=generator, dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(121, 126, size, generator=generator, dtype=torch.uint8)
+        numbers = convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
+        model.get_parameter(name).data = numbers.float()
+    save_file(tensors, PACKED / "model.safetensors")
+    config = json.loads((PACKED / "config.json").read_text())
+    (PACKED / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    ids = torch.randint(0, 64, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    layer = model.model.layers[1].mlp.experts
+    experts = {"gate_up": layer.gate_up_proj.half().contiguous(), "down": layer.down_proj.half().contiguous()}
+    save_file({"ids": ids, "logits": _logits(model, ids), **experts}, PACKED / "reference.safetensors")
+    (PACKED / "generation_config.json").unlink(missing_ok=True)
 
 
 def check(folder: Path) -> None:

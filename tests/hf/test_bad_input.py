@@ -68,6 +68,7 @@ def test_a_path_that_is_no_folder(tmp_path):
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type is 'longrope', and the zoo knows default, linear"),
         ({"rope_parameters": {"rope_type": "linear", "speed": 2}}, "of type 'linear' cannot be understood: .*speed"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, r"the weights are quantised \(mxfp4\)"),
+        ({"quantization_config": "fp8"}, r"the weights are quantised \(fp8\)"),
         ({"dtype": "float8"}, "dtype is 'float8', and the zoo computes in bfloat16"),
         ({"num_hidden_layers": 3}, r"has no tensor model.layers.2.input_layernorm.weight"),
         ({"num_hidden_layers": 1}, r"has model.layers.1.input_layernorm.weight, which the model .* and 8 more"),

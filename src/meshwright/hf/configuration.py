@@ -23,6 +23,8 @@ OPTIONS = (
     "scan",
 )
 
+_QUANTISATION, _PACKED = "quantization_config", "mxfp4"
+
 #: Numbers of special tokens, which only the model's source knows.
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -65,13 +67,13 @@ def _architecture(folder: Path, keys: Json) -> Architecture:
 
 def config_fields(architecture: Architecture, keys: Json) -> Json:
     """The fields of a zoo `Config` that the keys of a configuration say."""
-    if "quantization_config" in keys:
-        method = (keys["quantization_config"] or {}).get("quant_method")
+    method = _quantisation(keys)
+    if method is not None and not (method == _PACKED and architecture.packed):
         raise Unsupported(
             f"the weights are quantised ({method}), and the zoo computes with floating-point weights; dequantise them, "
             "for example by saving the model with transformers in bfloat16"
         )
-    unknown = sorted(set(keys) - architecture.known)
+    unknown = sorted(set(keys) - architecture.known - {_QUANTISATION})
     if unknown:
         raise Unsupported(
             f"the key {unknown[0]!r} is none of {architecture.model_type}{nearest(unknown[0], architecture.known)}; "
@@ -89,6 +91,12 @@ def config_fields(architecture: Architecture, keys: Json) -> Json:
     return fields | architecture.derived(keys)
 
 
+def _quantisation(keys: Json) -> str | None:
+    """How the weights are quantised; None if they are not."""
+    found = keys.get(_QUANTISATION)
+    return None if found is None else str(found.get("quant_method") if isinstance(found, dict) else found)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint at the known name that is most like another one."""
     near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
@@ -97,7 +105,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _dtype(folder: Path, keys: Json) -> str:
     """What the model computes in."""
-    found = keys.get("dtype") or keys.get("torch_dtype") or "float32"
+    plain = "float32" if _quantisation(keys) is None else "bfloat16"
+    found = keys.get("dtype") or keys.get("torch_dtype") or plain
     if found not in DTYPES:
         raise CheckpointError(f"{folder / FILE}: dtype is {found!r}, and the zoo computes in {', '.join(DTYPES)}")
     return str(found)

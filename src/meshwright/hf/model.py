@@ -109,9 +109,11 @@ def find_places(architecture: Architecture, shapes: PyTree, tensors: Tensors | N
     prefix = architecture.prefixes[0]
     if tensors is not None:
         prefix = next((p for p in architecture.prefixes if any(name.startswith(p) for name in tensors.all)), prefix)
+    is_packed = tensors is not None and tensors.are_packed
+    weights = (*architecture.packed * is_packed, *architecture.weights)  # of several the first is taken
     places = []
     for path, leaf in tree_flatten_with_path(shapes)[0]:
-        place = place_of(architecture.weights, path_of(path), tuple(leaf.shape))
+        place = place_of(weights, path_of(path), tuple(leaf.shape))
         places.append(place.named(prefixed(prefix, place.name)))
     if tensors is not None:
         unused = [prefixed(prefix, name) for name in architecture.unused]

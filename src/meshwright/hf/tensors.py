@@ -16,30 +16,39 @@ from safetensors import SafetensorError, safe_open
 from meshwright.errors import CheckpointError
 from meshwright.hf.configuration import nearest
 from meshwright.hf.files import read_json
+from meshwright.hf.mxfp4 import BLOCK, decoded
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_PACKED = "MXFP4"
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_READ_AS = {**_DTYPES, _PACKED: ml_dtypes.bfloat16}  # which holds every number of it
+_PARTS = ("_blocks", "_scales")  # of a packed tensor: ends of the names of what the files have
 _BLOCK = 2**20  # bytes that are read at a time where not all of them are asked for
 _GAP = 2**16  # bytes that are not asked for and are read nevertheless, which is quicker than to read around them
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor: its file, shape, dtype and the position of its first byte, as the file's header says."""
+    """One tensor: its file, shape, dtype and the position of its first byte, as the file's header says.
+
+    Attributes:
+        parts: Of a packed tensor, what the files have instead: blocks of numbers of four bits, and their scales.
+    """
 
     file: Path
     shape: tuple[int, ...]
     kind: str
     offset: int
+    parts: "tuple[Tensor, Tensor] | None" = None
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype; a `CheckpointError` if it is none of floating point."""
-        if self.kind not in _DTYPES:
+        """The dtype that it is read as; a `CheckpointError` if it is none of floating point."""
+        if self.kind not in _READ_AS:
             known = ", ".join(_DTYPES)
             raise CheckpointError(f"{self.file} holds tensors of {self.kind}, and models of the zoo take {known}")
-        return np.dtype(_DTYPES[self.kind])
+        return np.dtype(_READ_AS[self.kind])
 
 
 class Tensors:
@@ -53,13 +62,18 @@ class Tensors:
         """Every tensor, as the files' headers and the index say."""
         index = self.folder / INDEX
         if not index.exists():
-            return self._headers(self._single())
+            return _unpacked(self._headers(self._single()))
         names = read_json(index, "model of Hugging Face").get("weight_map", {})
         found = {name: tensor for file in sorted(set(names.values())) for name, tensor in self._headers(file).items()}
         for name, file in names.items():
             if name not in found or found[name].file.name != file:
                 raise CheckpointError(f"{index} says that {name} is in {file}, and it is not; download {file} again")
-        return found
+        return _unpacked(found)
+
+    @property
+    def are_packed(self) -> bool:
+        """Whether some have four bits a number."""
+        return any(tensor.parts is not None for tensor in self.all.values())
 
     def _single(self) -> str:
         if not (self.folder / SINGLE).exists():
@@ -89,12 +103,11 @@ class Tensors:
         Files are not mapped: pages that are mapped count as this process's memory, and are read a few at a time.
         """
         tensor = self.all[name]
-        try:
-            with tensor.file.open("rb", buffering=0) as file:
-                box = [part.indices(size)[:2] for part, size in zip(slices, tensor.shape, strict=True)]
-                _fill(file, tensor, box, target)
-        except OSError as error:
-            raise CheckpointError(f"{tensor.file} cannot be read: {error.strerror or error}") from None
+        box = [part.indices(size)[:2] for part, size in zip(slices, tensor.shape, strict=True)]
+        if tensor.parts is None:
+            _fill(tensor, box, target)
+        else:
+            _fill_packed(*tensor.parts, box, target)
 
     def check_names(self, expected: Iterable[str], unused: Iterable[str], where: str) -> None:
         """Refuses a checkpoint that lacks a tensor, or has one that the model does not."""
@@ -110,12 +123,63 @@ class Tensors:
             )
 
 
-def _fill(file: FileIO, tensor: Tensor, box: list[tuple[int, int]], target: np.ndarray) -> None:
+def _unpacked(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors, with each pair of blocks and scales as the one that it stands for."""
+    tensors = dict(found)
+    for name, blocks in found.items():
+        plain = name.removesuffix(_PARTS[0])
+        scales = found.get(plain + _PARTS[1])
+        if plain == name or scales is None or {blocks.kind, scales.kind} != {"U8"}:
+            continue
+        if blocks.shape != (*scales.shape, BLOCK // 2):
+            raise CheckpointError(
+                f"{blocks.file}: {name} has shape {blocks.shape}, and that of its scales makes it "
+                f"{(*scales.shape, BLOCK // 2)}; download it again"
+            )
+        del tensors[name], tensors[plain + _PARTS[1]]
+        shape = (*scales.shape[:-1], scales.shape[-1] * BLOCK)
+        tensors[plain] = Tensor(blocks.file, shape, _PACKED, blocks.offset, (blocks, scales))
+    return tensors
+
+
+def _fill(tensor: Tensor, box: list[tuple[int, int]], target: np.ndarray) -> None:
+    """Reads the elements of a box into an array, whose dtype has the size of the tensor's."""
+    try:
+        with tensor.file.open("rb", buffering=0) as file:
+            _fill_from(file, tensor, box, target)
+    except OSError as error:
+        raise CheckpointError(f"{tensor.file} cannot be read: {error.strerror or error}") from None
+
+
+def _fill_packed(blocks: Tensor, scales: Tensor, box: list[tuple[int, int]], target: np.ndarray) -> None:
+    """Reads the blocks that a box touches, a part of them at a time, and decodes them."""
+    counts = [high - low for low, high in box]
+    if target.size > _BLOCK:
+        dim = next(dim for dim, count in enumerate(counts) if count > 1)
+        low, high = box[dim]
+        middle = (low + high) // 2
+        for part in ((low, middle), (middle, high)):
+            half = target[(slice(None),) * dim + (slice(part[0] - low, part[1] - low),)]
+            _fill_packed(blocks, scales, [*box[:dim], part, *box[dim + 1 :]], half)
+        return
+    low, high = box[-1]
+    whole = [*box[:-1], (low // BLOCK, -(-high // BLOCK))]
+    numbers = np.empty([*counts[:-1], whole[-1][1] - whole[-1][0], BLOCK // 2], np.uint8)
+    exponents = np.empty(numbers.shape[:-1], np.uint8)
+    _fill(blocks, [*whole, (0, BLOCK // 2)], numbers)
+    _fill(scales, whole, exponents)
+    first = low - whole[-1][0] * BLOCK
+    found = decoded(numbers, exponents)[..., first : first + high - low]
+    target.view(np.uint16)[...] = found.view(np.uint16)  # NumPy copies bfloat16 one by one
+
+
+def _fill_from(file: FileIO, tensor: Tensor, box: list[tuple[int, int]], target: np.ndarray) -> None:
     """Reads the elements of a box: in one go where they follow each other closely, else in halves."""
-    strides = [tensor.dtype.itemsize * prod(tensor.shape[dim + 1 :]) for dim in range(len(box))]
+    width = target.itemsize
+    strides = [width * prod(tensor.shape[dim + 1 :]) for dim in range(len(box))]
     counts = [high - low for low, high in box]
     reach = [(count - 1) * stride for count, stride in zip(counts, strides, strict=True)]
-    span = sum(reach) + tensor.dtype.itemsize
+    span = sum(reach) + width
     start = tensor.offset + sum(low * stride for (low, _), stride in zip(box, strides, strict=True))
     if target.nbytes == 0:
         return
@@ -127,7 +191,7 @@ def _fill(file: FileIO, tensor: Tensor, box: list[tuple[int, int]], target: np.n
     if span <= _BLOCK and max(gaps) <= _GAP:
         between = np.empty(span, np.uint8)
         _read(file, start, between)
-        bits = np.dtype(f"u{tensor.dtype.itemsize}")  # NumPy copies bfloat16 one by one
+        bits = np.dtype(f"u{width}")  # NumPy copies bfloat16 one by one
         target.view(bits)[...] = np.ndarray(counts, bits, between, strides=strides)
         return
     dim = next(dim for dim, count in enumerate(counts) if count > 1)
@@ -135,7 +199,7 @@ def _fill(file: FileIO, tensor: Tensor, box: list[tuple[int, int]], target: np.n
     middle = (low + high) // 2
     for part in ((low, middle), (middle, high)):
         half = target[(slice(None),) * dim + (slice(part[0] - low, part[1] - low),)]
-        _fill(file, tensor, [*box[:dim], part, *box[dim + 1 :]], half)
+        _fill_from(file, tensor, [*box[:dim], part, *box[dim + 1 :]], half)
 
 
 def _read(file: FileIO, start: int, target: np.ndarray) -> None:

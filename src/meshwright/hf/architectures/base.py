@@ -44,6 +44,8 @@ class Architecture:
         keys: Keys that are fields.
         only: Keys that may have one of a few values, the first of which is what transformers takes for an absent one.
         weights: The map of tensors; those of parameters that a configuration does not have are left out.
+        packed: What differs in that map where weights have four bits (MXFP4), whose last dim is the one summed over;
+            none where no release has such weights.
         prefixes: What may come before the names of tensors, the one to write first; `name` of a weight has none.
         derived: The fields that follow from several keys, given all keys.
         derived_keys: Names of those keys.
@@ -56,6 +58,7 @@ class Architecture:
     family: str
     keys: tuple[Key, ...]
     weights: tuple[Weight, ...]
+    packed: tuple[Weight, ...] = ()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     prefixes: tuple[str, ...] = ("",)
     derived: Callable[[Json], Json] = lambda keys: {}

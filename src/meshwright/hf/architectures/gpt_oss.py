@@ -1,4 +1,4 @@
-"""GPT-OSS in floating point; the released weights in MXFP4 have a `quantization_config` and are refused."""
+"""GPT-OSS in floating point, or with the experts of the releases, which are in MXFP4."""
 
 from typing import Any
 
@@ -19,6 +19,11 @@ _EXPERTS = (
     Weight("layers/{i}/up_bias", "layers.{i}.mlp.experts.gate_up_proj_bias", "e (f half) -> e f", _UP),
     Weight("layers/{i}/down", "layers.{i}.mlp.experts.down_proj", "e f d -> e f d"),
     Weight("layers/{i}/down_bias", "layers.{i}.mlp.experts.down_proj_bias", "e d -> e d"),
+)
+_PACKED = (
+    Weight("layers/{i}/gate", "layers.{i}.mlp.experts.gate_up_proj", "e (f half) d -> e d f", _GATE),
+    Weight("layers/{i}/up", "layers.{i}.mlp.experts.gate_up_proj", "e (f half) d -> e d f", _UP),
+    Weight("layers/{i}/down", "layers.{i}.mlp.experts.down_proj", "e d f -> e f d"),
 )
 _YARN = {
     "rope_type": "yarn",
@@ -54,6 +59,7 @@ GPT_OSS = Architecture(
         Key("sliding_window", "window", 128),
     ),
     weights=(*DECODER, *_EXPERTS),
+    packed=_PACKED,
     only={
         "hidden_act": ("silu",),
         "attention_bias": (True,),
