@@ -15,7 +15,7 @@ from meshwright.cli.launching.elastic import ElasticRun
 from meshwright.cli.launching.settings import device_settings, keeping, process_settings
 from meshwright.runtime.processes.connections import reserved_port
 from meshwright.runtime.processes.stalls import DEADLINE
-from meshwright.training.in_memory.files import host_memory
+from meshwright.training.in_memory.folder import host_memory
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _RESTARTS = 100  # of an elastic run, whose hosts are expected to fail

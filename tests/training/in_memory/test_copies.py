@@ -117,7 +117,7 @@ def test_more_than_its_share_of_the_memory_is_not_taken(tmp_path, memory, monkey
 
 LAUNCHER = """
 import os, signal
-from meshwright.training.in_memory.files import FOLDER, host_memory
+from meshwright.training.in_memory.folder import FOLDER, host_memory
 with host_memory() as told:
     print(told[FOLDER], flush=True)
     if {is_killed}:

@@ -1,45 +1,26 @@
 """Pieces of arrays in files of the host's memory, where they outlive the process that wrote them; without JAX.
 
-Linux keeps the files of /dev/shm in memory. The launcher makes a folder there for the processes that it starts, and
-removes it when the run is over. A checkpoint is one file with the pieces' bytes, and one with what they are, for each
-process; the latter is written last, so that what is there is whole.
+The launcher makes their folder (`folder.py`). A checkpoint is one file with the pieces' bytes, and one with what they
+are, for each process; the latter is written last, so that what is there is whole.
 """
 
 import hashlib
 import json
 import mmap
 import os
-import re
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
+
+from meshwright.training.in_memory.folder import FOLDER
 
 Box = tuple[tuple[int, int], ...]  # start and stop along each dim
 Key = tuple[str, Box]  # the path of an array, and the part of it
 
-FOLDER = "MESHWRIGHT_MEMORY"  # the environment variable with the folder
-_ROOT = Path("/dev/shm")
-_NAME = re.compile(r"meshwright-(\d+)-\w+")  # with the launcher's process number
 _ALIGNED = 64  # bytes: any dtype can be read there
 _SHARE = 4  # copies take at most a quarter of the host's memory: the rest is the program's and its loader's
-
-
-@contextmanager
-def host_memory() -> Iterator[Mapping[str, str]]:
-    """The variable that tells processes where to keep copies until the launcher ends; none where there is no place."""
-    folder = None
-    with suppress(OSError):
-        _sweep()
-        folder = mkdtemp(prefix=f"meshwright-{os.getpid()}-", dir=_ROOT)
-    try:
-        yield {FOLDER: folder} if folder else {}
-    finally:
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def write(directory: str, step: int, process: int, checksum: str, pieces: Sequence[tuple[Key, np.ndarray]]) -> None:
@@ -111,11 +92,3 @@ def _used(root: Path) -> int:
 
 def _total() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _sweep() -> None:
-    """Removes the folders of launchers that were killed."""
-    for folder in _ROOT.glob("meshwright-*"):
-        named = _NAME.fullmatch(folder.name)
-        if named and not Path(f"/proc/{named[1]}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
