@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshwright.program.matching import with_ids_of
-from meshwright.program.program import Program
+from meshwright.program.program import UNPLANNED, Program
 
 
 def _layers(x, w, both=True):
@@ -42,6 +42,22 @@ def test_operations_of_a_loop_keep_their_ids_where_a_conversion_is_gone():
     shift = 100 - original.id
     ids = {one.name: one.id for one in loop.regions[0].walk()}
     assert ids == {one.name: one.id + shift for one in original.regions[0].walk() if one.name in ids}
+
+
+def test_a_scatter_whose_operands_are_widened_keeps_its_id_and_the_conversions_have_none():
+    """As the gradient of a bfloat16 look-up is, whose contributions are added up in float32."""
+
+    def contribution(total, rows, wide):
+        total, rows = (x.astype(jnp.float32) if wide else x for x in (total, rows))
+        return total.at[jnp.array([1, 0])].add(rows, mode="promise_in_bounds")
+
+    narrow = Program.of(jax.make_jaxpr(partial(contribution, wide=False))(W[0], X))
+    wide = Program.of(jax.make_jaxpr(partial(contribution, wide=True))(W[0], X), UNPLANNED)
+    (original,) = (one for one in narrow.operations if one.name == "scatter-add")
+    traced = [one for one in wide.operations if one.name in ("scatter-add", "convert_element_type")]
+    matched = with_ids_of(original, 100, Program(operations=traced), original.outputs)
+    assert matched is not None
+    assert [(one.name, one.id) for one in matched.operations if one.id < UNPLANNED] == [("scatter-add", 100)]
 
 
 def test_a_part_of_the_batch_runs_the_same_operations():

@@ -1,6 +1,6 @@
 """Which operation is which, where a part of a program was traced again: it gets the ids of what it was traced from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from meshwright.program.program import UNPLANNED, Operation, Program
 
@@ -10,13 +10,14 @@ _CONVERSION = "convert_element_type"  # JAX leaves out one to the type that its 
 def with_ids_of(original: Operation, first_id: int, program: Program, values: Sequence[int]) -> Program | None:
     """A program whose operations have the ids of the operation that it was traced from; None if it runs something else.
 
-    Where a sum is kept in float32 for all microbatches, conversions to float32 are gone from what is traced again, and
-    so are results of a loop or of branches that nothing reads.
+    Where a sum is kept in float32 for all microbatches, conversions to float32 are gone from what is traced again, or
+    operands are converted that were not: the plan says nothing of such conversions, which run as their readers need
+    them. Results of a loop or of branches that nothing reads are gone as well.
 
     Args:
         original: The operation.
         first_id: Its id to the plan.
-        program: What was traced: one operation, or none if it was such a conversion.
+        program: What was traced: one operation, which may read conversions, or none if it was one that is gone.
         values: Which of the original's values the program's results are.
     """
     shift = first_id - original.id
@@ -38,10 +39,17 @@ def with_ids_of(original: Operation, first_id: int, program: Program, values: Se
 
 
 def _matched(program: Program, originals: Sequence[Operation], shift: int) -> Program | None:
-    operations, rest = [], iter(originals)
+    operations: list[Operation] = []
+    rest = list(originals)
     for operation in program.operations:
-        original = _next_like(operation, rest)
-        numbered = None if original is None else _numbered(operation, original, shift)
+        gone = 0
+        while gone < len(rest) and rest[gone].name == _CONVERSION and _kind(rest[gone]) != _kind(operation):
+            gone += 1
+        if gone < len(rest) and _kind(rest[gone]) == _kind(operation):
+            numbered = _numbered(operation, rest[gone], shift)
+            del rest[: gone + 1]
+        else:
+            numbered = operation if operation.name == _CONVERSION else None
         if numbered is None:
             return None
         operations.append(numbered)
@@ -51,19 +59,12 @@ def _matched(program: Program, originals: Sequence[Operation], shift: int) -> Pr
     return Program(program.types, program.inputs, operations, program.outputs, constants, donated)
 
 
-def _next_like(operation: Operation, rest: Iterator[Operation]) -> Operation | None:
-    for original in rest:
-        if _kind(original) == _kind(operation):
-            return original
-        if original.name != _CONVERSION:
-            return None
-    return None
-
-
 def _kind(operation: Operation) -> tuple:
     """What is the same however many rows of the batch an operation computes, and whatever reads its results."""
     num_inputs = 0 if operation.regions else len(operation.inputs)  # a constant may be an input, too
     counts = (num_inputs, len(operation.regions), len(operation.slice_ids))
+    if operation.name == _CONVERSION:
+        counts = (*counts, operation.equation.outvars[0].aval.ndim)
     return operation.name, counts, operation.equation.params.get("new_dtype")
 
 
