@@ -326,3 +326,16 @@ def test_another_switch_or_function_in_the_state_is_planned_again(method):
         state = {"activation": activation, "doubles": doubles, "ws": ws}
         np.testing.assert_allclose(planned(state, x)[1], step(state, x)[1], rtol=1e-5)
     assert len(planned.plans) == 3
+
+
+def test_a_counter_that_starts_as_a_python_number_is_planned_once_beside_a_switch():
+    def step(state, x):
+        scale = 2.0 if state["doubles"] else 1.0
+        return {"doubles": state["doubles"], "count": state["count"] + 1}, scale * x.sum() + state["count"]
+
+    planned = mw.parallelize(step, cluster="1x2 cpu", donate_argnums=())
+    state = {"doubles": True, "count": 0}
+    for count in range(3):
+        state, found = planned(state, np.ones(4, np.float32))
+        assert (found, state["doubles"]) == (8 + count, True)
+    assert len(planned.plans) == 1

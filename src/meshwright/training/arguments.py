@@ -55,9 +55,9 @@ class Bound:
         )
 
     def key_of_read(self, read: Collection[int]) -> tuple[Hashable, ...]:
-        """For each leaf whether it is a Python number, and which one where it is read."""
+        """For each leaf which Python number it is where one is read; one that is traced is as good as an array."""
         return tuple(
-            isinstance(leaf, _NUMBERS) and (i not in read or (type(leaf), leaf))
+            i in read and isinstance(leaf, _NUMBERS) and (type(leaf), leaf)
             for i, leaf in enumerate(tree_flatten(self.values)[0])
         )
 
