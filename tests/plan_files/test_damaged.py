@@ -65,6 +65,7 @@ def test_a_damaged_entry_is_said_when_the_plan_is_loaded(name, place, value, wor
         ("collectives/0", lambda _: True, r"collectives\[0\] is True but must be a table"),
         ("judgement/verdict", lambda _: [["data"]], r"judgement.verdict\[0\].axes is missing"),
         ("judgement/of", lambda of: [10**6, *of[1:]], "judgement.of does not name"),
+        ("arguments/1/path", lambda _: "another", "damaged in its 'record': it knows nothing of 'another'"),
         ("ops/0", lambda row: row[:6], r"ops\[0\] has 6 entries"),
         ("ops/0", lambda _: [0, "label", 9, 0], r"ops\[0\] repeats row 9"),
     ],
@@ -72,7 +73,7 @@ def test_a_damaged_entry_is_said_when_the_plan_is_loaded(name, place, value, wor
 def test_a_damaged_list_is_said_by_whatever_reads_it(place, change, words, tmp_path):
     plan = loaded(tmp_path, "spmd", place, change)
     with pytest.raises(mw.PlanFileError, match=words) as caught:
-        str(plan), mw.simulate(plan), plan.diff(plan), plan.dump(tmp_path / "dump")
+        str(plan), mw.simulate(plan), plan.diff(plan), plan.dump(tmp_path / "dump"), plan.record
     assert "TypeError" not in str(caught.value)
 
 

@@ -1,7 +1,7 @@
 """Saves plans as deterministic, versioned JSON and reads them back."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -44,11 +44,13 @@ class SavedDetails:
         data: The lists.
         axes: Names of the axes that they may refer to.
         num_stages: The number of the plan's stages.
+        paths: Paths of the arguments and results that are arrays.
     """
 
     data: dict[str, Any]
     axes: tuple[str, ...]
     num_stages: int
+    paths: tuple[str, ...]
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
@@ -79,7 +81,11 @@ class SavedDetails:
             arrays = checked(unpack(checked(packed, str, "record")), dict, "record")
             if "views" in arrays:
                 return check_staged(StagedRecord.from_data(arrays), self.num_stages)
-            return check_record(Record.from_data(arrays))
+            record = check_record(Record.from_data(arrays))
+            known = {*record.program.inputs, *record.program.outputs}
+            if unknown := [path for path in self.paths if path not in known]:
+                raise ValueError(f"it knows nothing of {unknown[0]!r:.60}, which the plan places")
+            return record
 
     def make_judgement(self, plan: PlanData) -> "Judgement":
         """See `Details`."""
@@ -213,9 +219,10 @@ def _details_to_json(plan: PlanData) -> dict[str, Any]:
     }
 
 
-def _details_from_json(data: dict[str, Any], axes: tuple[str, ...]) -> SavedDetails:
+def _details_from_json(data: dict[str, Any], axes: tuple[str, ...], tensors: Iterable[Tensor]) -> SavedDetails:
     names = ("collectives", "ops") if data["version"] == 1 else ("judgement", "collectives", "ops", "record")
-    return SavedDetails({name: data[name] for name in names}, axes, len(data.get("stages", ())))
+    paths = tuple(tensor.path for tensor in tensors if tensor.role != "static")
+    return SavedDetails({name: data[name] for name in names}, axes, len(data.get("stages", ())), paths)
 
 
 def plan_from_json(data: dict[str, Any]) -> PlanData:
@@ -235,7 +242,7 @@ def plan_from_json(data: dict[str, Any]) -> PlanData:
         solution=built(SolutionSummary, _table(data["solution"], "solution") | {"gap": 0.0}, "solution"),
         arguments=arguments,
         results=results,
-        details=_details_from_json(data, mesh.names),
+        details=_details_from_json(data, mesh.names, (*arguments, *results)),
         unsplittable=built(tuple[str, ...], data["unsplittable"], "unsplittable"),
         considered=built(tuple[Considered, ...], data["considered"], "considered"),
         provenance=data["provenance"],

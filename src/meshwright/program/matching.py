@@ -62,9 +62,8 @@ def _matched(program: Program, originals: Sequence[Operation], shift: int) -> Pr
 def _kind(operation: Operation) -> tuple:
     """What is the same however many rows of the batch an operation computes, and whatever reads its results."""
     num_inputs = 0 if operation.regions else len(operation.inputs)  # a constant may be an input, too
-    counts = (num_inputs, len(operation.regions), len(operation.slice_ids))
-    if operation.name == _CONVERSION:
-        counts = (*counts, operation.equation.outvars[0].aval.ndim)
+    num_dims = operation.equation.outvars[0].aval.ndim if operation.name == _CONVERSION else 0
+    counts = (num_inputs, len(operation.regions), len(operation.slice_ids), num_dims)
     return operation.name, counts, operation.equation.params.get("new_dtype")
 
 
