@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from meshwright.rehearsal.stages import PipelineRehearsal
     from meshwright.runtime.checking.verify import Verification
     from meshwright.runtime.checking.verify_stages import PipelineVerification
+    from meshwright.runtime.stages.recording import Event
     from meshwright.schedules.instructions import Instruction
     from meshwright.simulator.simulation import Simulation
 
@@ -84,7 +85,14 @@ class Plan(PlanData):
 
         return diff(self, _checked(other))
 
-    def report(self, path: str | Path, other: PlanData | None = None, seconds: float = 20.0) -> None:
+    def report(
+        self,
+        path: str | Path,
+        other: PlanData | None = None,
+        seconds: float = 20.0,
+        *,
+        recorded: "Sequence[Event]" = (),
+    ) -> None:
         """Writes one self-contained web page about the plan; with another plan, about both, side by side.
 
         Args:
@@ -92,10 +100,12 @@ class Plan(PlanData):
             other: Another plan.
             seconds: Time for the page, most of which goes to solving for alternatives. An alternative that
                 cannot be solved in it is bounded. With 0 the page has no alternatives.
+            recorded: What happened in a real step of a plan in stages, which the page shows under the simulated one:
+                ``.events`` of what `step.trace` returns.
         """
         from meshwright.report.page import write_report
 
-        write_report(self, Path(path), None if other is None else _checked(other), seconds)
+        write_report(self, Path(path), None if other is None else _checked(other), seconds, recorded)
 
     def dump(self, folder: str | Path, function: Any = None, *args: Any) -> None:
         """Writes everything there is to know about the plan into a folder.

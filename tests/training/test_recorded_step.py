@@ -1,6 +1,7 @@
 """A recorded step computes the same, and its timeline keeps to the order in which values flow."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -55,6 +56,20 @@ def test_it_is_printed_and_written_beside_the_simulated_step(recorded, tmp_path)
     assert all(name.endswith(", simulated") for name in names[2:])
     bars = [event for event in events if event["ph"] == "X" and event["pid"] < 2]
     assert len(bars) == len(found.events) and all(bar["dur"] >= 0 for bar in bars)
+
+
+def test_it_is_shown_under_the_simulated_step_on_the_page(recorded, tmp_path):
+    step, found, *_ = recorded
+    step.last_plan.report(tmp_path / "page.html", seconds=0, recorded=found.events)
+    data = json.loads(re.search(r'<script [^>]*id="data"[^>]*>(.*?)</script>', (tmp_path / "page.html").read_text())[1])
+    [plan] = data["plans"]
+    shown, simulated = plan["recorded"], plan["timeline"]
+    assert shown["kind"] == "recorded" and shown["step"] == found.step_s
+    assert [row["name"] for row in shown["rows"]] == [row["name"] for row in simulated["rows"]]
+    bars = [bar for row in shown["rows"] for lane in row["lanes"] for bar in lane["bars"]]
+    assert sum(bar[4] for bar in bars) == len(found.events) and max(bar[1] for bar in bars) == shown["ticks"]
+    with pytest.raises(mw.ShardingError, match="events of other stages than the plan's, which has 2 stages"):
+        step.last_plan.report(tmp_path / "page.html", recorded=[found.events[0]._replace(stage=2)])
 
 
 def test_a_step_that_is_one_program_is_not_recorded():

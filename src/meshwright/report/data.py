@@ -1,7 +1,7 @@
 """The page's content as plain data: a plan with identical layers and repeated communication collapsed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -15,23 +15,25 @@ from meshwright.report.about import about_data, speed_data
 from meshwright.report.alternatives import add_alternatives
 from meshwright.report.blocks import blocks_data
 from meshwright.report.programs import programs_data
-from meshwright.report.timeline import timeline_data
+from meshwright.report.timeline import recorded_data, timeline_data
 from meshwright.simulator.simulate import simulate
 
 if TYPE_CHECKING:
     from meshwright.plans.plan import PlanData
+    from meshwright.runtime.stages.recording import Event
     from meshwright.simulator.simulation import Simulation
 
 _PATHS = 4  # shown of each row
 
 
-def page_data(plan: "PlanData", seconds: float) -> dict[str, Any]:
+def page_data(plan: "PlanData", seconds: float, recorded: Sequence["Event"] = ()) -> dict[str, Any]:
     """Everything the page shows of one plan.
 
     Args:
         plan: The plan.
         seconds: Time for all of it; the time that remains goes to solving for alternatives, which are bounded first.
             With 0 there are no alternatives.
+        recorded: What happened in a real step of a plan in stages.
     """
     deadline = time.perf_counter() + seconds
     results = [t for t in plan.results if t.role != "state"]
@@ -42,6 +44,7 @@ def page_data(plan: "PlanData", seconds: float) -> dict[str, Any]:
         "about": about_data(plan),
         "speed": speed_data(plan, simulated),
         "timeline": None if simulated is None or simulated.step_s <= 0 else timeline_data(simulated),
+        "recorded": recorded_data(recorded, simulated) if recorded and simulated is not None else None,
         "method": plan.method,
         "mesh": _mesh(plan),
         "links": [mesh.link_of(a) for a in range(len(mesh.sizes))],

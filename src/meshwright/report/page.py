@@ -15,6 +15,7 @@ from meshwright.report.data import difference_data, page_data
 
 if TYPE_CHECKING:
     from meshwright.plans.plan import PlanData
+    from meshwright.runtime.stages.recording import Event
 
 _SCRIPTS = (
     *("core", "picture", "tables", "axes", "overview", "difference", "stages", "timeline", "instructions", "memory"),
@@ -22,26 +23,31 @@ _SCRIPTS = (
 )
 
 
-def write_report(plan: "PlanData", path: Path, other: "PlanData | None", seconds: float) -> None:
+def write_report(
+    plan: "PlanData", path: Path, other: "PlanData | None", seconds: float, recorded: "Sequence[Event]" = ()
+) -> None:
     """See `Plan.report`.
 
     Raises:
-        ShardingError: The seconds are not a valid time.
+        ShardingError: The seconds are not a valid time, or the step that was recorded is not one of the plan's.
         OutputError: The file cannot be written.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
         raise ShardingError(f"seconds is {seconds!r}; give the time for the page, 0 or more")
+    if any(event.stage >= len(plan.stages) for event in recorded):
+        stages = f"{len(plan.stages)} stages" if plan.stages else "no stages"
+        raise ShardingError(f"recorded has events of other stages than the plan's, which has {stages}; give its own")
     check_place(path)
-    write_whole(path, page(plan, other, seconds))
+    write_whole(path, page(plan, other, seconds, recorded))
 
 
-def page(plan: "PlanData", other: "PlanData | None", seconds: float) -> str:
+def page(plan: "PlanData", other: "PlanData | None", seconds: float, recorded: "Sequence[Event]" = ()) -> str:
     """The whole page as text."""
     plans = [plan] if other is None else [plan, other]
     data: dict[str, Any] = {
         "names": ["this plan"] if other is None else plan_names(plan, other),
         "date": today(),
-        "plans": [page_data(p, seconds / len(plans)) for p in plans],
+        "plans": [page_data(p, seconds / len(plans), () if p is other else recorded) for p in plans],
     }
     if other is not None:
         data["difference"] = difference_data(plan, other)

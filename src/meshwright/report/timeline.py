@@ -1,9 +1,9 @@
-"""A simulated step for the page: for each class of devices a lane of compute and its lanes of communication.
+"""A step for the page, simulated or recorded: for each class of devices lanes of compute and of communication.
 
 Pages stay small: bars too short to be seen are merged with the next bars in their lane.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,7 @@ from meshwright.simulator.timeline import DeviceTimeline
 from meshwright.simulator.work import COMPUTE, TRANSFER
 
 if TYPE_CHECKING:
+    from meshwright.runtime.stages.recording import Event
     from meshwright.simulator.lanes import Timeline
     from meshwright.simulator.simulated_step import Pass
 from meshwright.simulator.simulation import Simulation
@@ -42,20 +43,40 @@ class Bar(NamedTuple):
 
 
 def timeline_data(simulated: "Simulation") -> dict[str, Any]:
-    """The lanes of every class of devices, names as numbers into a list."""
+    """The lanes of every class of devices of a simulated step."""
     lanes = [(row, lane, bars) for row in range(len(simulated.stages)) for lane, bars in _lanes(simulated, row)]
+    rows = [{"name": line.name, "devices": line.num_devices} for line in simulated.timeline]
+    return _shown("simulated", simulated.step_s, rows, lanes)
+
+
+def recorded_data(events: Sequence["Event"], simulated: "Simulation") -> dict[str, Any]:
+    """The lanes of the stages of a process whose step was recorded."""
+    stages, step_s = sorted({event.stage for event in events}), max(event.end_s for event in events)
+    lanes: dict[tuple[int, str], list[Bar]] = {}
+    for event in events:
+        start, stop = (round(TICKS * when / step_s) for when in (event.start_s, event.end_s))
+        work = next((work for work in WORK if work in event.name), "update")
+        lane = "transfers" if event.is_transfer else "compute"
+        lanes.setdefault((stages.index(event.stage), lane), []).append(Bar(start, stop, event.name, work))
+    lines = [simulated.timeline[stage] for stage in stages]
+    rows = [{"name": line.name, "devices": line.num_devices} for line in lines]
+    return _shown("recorded", step_s, rows, [(*key, bars) for key, bars in sorted(lanes.items())])
+
+
+def _shown(
+    kind: str, step_s: float, rows: Sequence[dict[str, Any]], lanes: Sequence[tuple[int, str, list[Bar]]]
+) -> dict[str, Any]:
+    """A timeline, names as numbers into a list."""
     least = TICKS * len(lanes) // _BARS
     names: dict[str, int] = {}
-    rows: list[dict[str, Any]] = [
-        {"name": line.name, "devices": line.num_devices, "lanes": []} for line in simulated.timeline
-    ]
+    rows = [row | {"lanes": []} for row in rows]
     for row, lane, bars in lanes:
         rectangles = [
             [b.start, b.stop, names.setdefault(b.name, len(names)), WORK.index(b.work), b.num]
             for b in joined(bars, least)
         ]
         rows[row]["lanes"].append({"name": lane, "bars": rectangles})
-    return {"step": simulated.step_s, "ticks": TICKS, "work": WORK, "names": list(names), "rows": rows}
+    return {"kind": kind, "step": step_s, "ticks": TICKS, "work": WORK, "names": list(names), "rows": rows}
 
 
 def joined(bars: Iterable[Bar], least: int) -> list[Bar]:

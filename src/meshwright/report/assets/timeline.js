@@ -1,10 +1,10 @@
-/* A simulated step: the compute and communication of each class of devices over time. Zooms with buttons, keys and Ctrl + wheel; drags. */
+/* A simulated or recorded step: the compute and communication of each class of devices over time. Zooms with buttons, keys and Ctrl + wheel; drags. */
 MW.workColours = { forward: "var(--x)", backward: "var(--y)", weights: "var(--z)", update: "var(--r1)" };
 MW.laneColours = { collectives: "var(--send)", fetches: "var(--r2)", gradients: "var(--gradients)", transfers: "var(--r5)" };
 MW.timeline = (line, room) => {
   const left = 92, right = 8, span = line.ticks, width = room, view = { from: 0, to: span }, out = MW.svg("svg", { width, class: "chart timeline", role: "img", tabindex: "0" });
   const heights = (lane) => (lane.name === "compute" ? 24 : 12), x = (t) => left + (width - left - right) * (t - view.from) / (view.to - view.from);
-  const clip = MW.svg("clipPath", { id: "timeline-clip" }, MW.svg("rect", { x: left, y: 0, width: width - left - right, height: 1e5 }));
+  const clip = MW.svg("clipPath", { id: `${line.kind}-clip` }, MW.svg("rect", { x: left, y: 0, width: width - left - right, height: 1e5 }));
   const bar = (lane, [start, stop, name, work, count], y, high) => {
     const kind = line.work[work], long = x(stop) - x(start), w = Math.max(.5, long > 4 ? long - .6 : long), seconds = (t) => MW.cost(t * line.step / span);
     const node = MW.svg("rect", { x: x(start), y, width: w, height: high, rx: Math.min(2, w / 3), class: lane.name === "compute" ? `step ${kind}` : "sent", fill: lane.name === "compute" ? MW.workColours[kind] : MW.laneColours[lane.name] });
@@ -13,7 +13,7 @@ MW.timeline = (line, room) => {
     return number && lane.name === "compute" && count === 1 && w > 6 + 7 * number[1].length ? [node, MW.words(number[1], { x: x(start) + w / 2, y: y + 16, "text-anchor": "middle", class: "inside" })] : [node];
   };
   const draw = () => {
-    const bars = MW.svg("g", { "clip-path": "url(#timeline-clip)" }), texts = MW.svg("g");
+    const bars = MW.svg("g", { "clip-path": `url(#${line.kind}-clip)` }), texts = MW.svg("g");
     let y = 4;
     for (const row of line.rows) {
       for (const lane of row.lanes) {
@@ -32,7 +32,7 @@ MW.timeline = (line, room) => {
     }
     out.setAttribute("height", y + 20);
     out.setAttribute("viewBox", `0 0 ${width} ${y + 20}`);
-    out.setAttribute("aria-label", `simulated step of ${MW.cost(line.step)}, shown from ${MW.cost(begin)} to ${MW.cost(begin + size)}`);
+    out.setAttribute("aria-label", `${line.kind} step of ${MW.cost(line.step)}, shown from ${MW.cost(begin)} to ${MW.cost(begin + size)}`);
     out.dataset.zoom = (span / (view.to - view.from)).toFixed(2);
     out.replaceChildren(clip, texts, axis, bars);
   };
@@ -66,4 +66,8 @@ MW.timeline = (line, room) => {
   const parts = [...line.work.filter((w) => works.has(w)).map((name) => ({ name, colour: MW.workColours[name], text: "" })), ...[...lanes].map((name) => ({ name: `${name} ${said[name]}`, colour: MW.laneColours[name], text: "" }))];
   return MW.el("div", { class: "card" }, buttons, MW.el("div", { class: "tall" }, out), MW.legend(parts));
 };
-MW.section("timeline", "Timeline", "One simulated step: compute and communication of each class of devices. Drag to move, Ctrl + wheel or the buttons to zoom; hover over a bar to read it.", (body) => body.append(MW.timeline(MW.plan().timeline, MW.room(body))), () => Boolean(MW.plan().timeline));
+MW.section("timeline", "Timeline", "One simulated step: compute and communication of each class of devices. Drag to move, Ctrl + wheel or the buttons to zoom; hover over a bar to read it.", (body) => {
+  const { timeline, recorded } = MW.plan();
+  body.append(MW.timeline(timeline, MW.room(body)));
+  if (recorded) body.append(MW.el("h3", {}, `The same step as it ran: ${MW.cost(recorded.step)}, simulated ${MW.cost(timeline.step)}`), MW.timeline(recorded, MW.room(body)));
+}, () => Boolean(MW.plan().timeline));

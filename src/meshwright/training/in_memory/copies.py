@@ -5,6 +5,7 @@ parts: of what their own host keeps they read it; of what another host keeps eac
 device. Where a part is nowhere, nothing is read from memory.
 """
 
+import json
 import math
 import os
 import socket
@@ -17,6 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from meshwright import jax_devices
 from meshwright.runtime.transfer.choice import chosen
 from meshwright.runtime.transfer.reshard import boxes
 from meshwright.runtime.transfer.routes import Box, Move, find_route, relative, shape_of, volume
@@ -61,7 +63,9 @@ def recall(directory: str, step: int, checksum: str, kinds: Mapping[str, Any]) -
     host = f"{socket.gethostname()} {os.environ.get(files.FOLDER)}"
     hosts: list[str] = barrier.agree("hosts", host, list)
     is_reader = hosts.index(host) == jax.process_index()
-    told: list[Held] = barrier.agree("held", list(own) if is_reader else [], list)
+    told: list[Held] = []
+    barrier.agree("held", list(own) if is_reader else [], told.extend)
+    told = json.loads(jax_devices.broadcast(json.dumps(told).encode()))  # by the devices: it is long, and for all
     held = {name: _by_path(pieces) for name, pieces in zip(hosts, told, strict=True) if pieces}
     if not all(_is_whole(kind.shape, path, held) for path, kind in kinds.items()):
         return None
