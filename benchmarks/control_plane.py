@@ -71,7 +71,8 @@ class Store:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
-        self._changed = threading.Condition()
+        self._there: defaultdict[str, threading.Event] = defaultdict(threading.Event)
+        self._lock = threading.Lock()
 
     def _count(self, num_bytes: int) -> None:
         count(0, num_bytes)
@@ -79,29 +80,30 @@ class Store:
             count(here.process, num_bytes)
 
     def publish(self, key: str, text: str) -> bool:
-        with self._changed:
-            self._count(len(key) + len(text))
+        self._count(len(key) + len(text))
+        with self._lock:
             self._texts[key] = text
-            self._changed.notify_all()
+            self._there[key].set()
         return True
 
     def read(self, key: str, timeout_s: float) -> str | None:
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._texts, timeout_s)
-            text = self._texts.get(key)
+        with self._lock:
+            there = self._there[key]
+        there.wait(timeout_s)
+        text = self._texts.get(key)
         self._count(len(key) + len(text or ""))
         return text
 
     def all(self, folder: str) -> dict[str, str]:
-        with self._changed:
+        with self._lock:
             found = {k.removeprefix(folder): v for k, v in self._texts.items() if k.startswith(folder)}
         self._count(sum(len(k) + len(v) for k, v in found.items()))
         return found
 
     def forget(self, key: str) -> None:
-        with self._changed:
+        with self._lock:
             for old in [k for k in self._texts if k.startswith(key)]:
-                del self._texts[old]
+                del self._texts[old], self._there[old]
 
 
 class Counts(defaultdict[Any, int]):

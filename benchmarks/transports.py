@@ -1,15 +1,15 @@
 """What do transfers between stages compile to for 16 H200s, and how fast is each transport between two processes?
 
-Where there is an H200, which compiles for clusters that are not there, arrays of 128 MiB in bfloat16 go from a stage on
+For a GPU that is here or that is described (`described.py` says how), arrays of 128 MiB in bfloat16 go from a stage on
 a host of 8 to one on another: `permutes` are those of the program that all 16 devices run, `bytes` what they carry over
 what the route needs to cross, `asynchronous` those with a start and a done, and `beside` the kernels of the same
-program between the two.
+program between the two. The last rows are a permute in a program with four matrix products that do not read it.
 
 Between two processes of this machine, on CPUs by Gloo or sharing one GPU, `there` is the median time until an array is
 there. Then both processes compute, and one sends the other what it has computed while it computes the next:
 `hidden` is the part of the transfer that a turn of the loop does not take longer than one that only computes.
 
-    python benchmarks/transports.py [--only compiled]
+    python benchmarks/transports.py [--only compiled] [--target h200.txtpb]
 """
 
 import argparse
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,15 @@ Row = tuple[str, ...]
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", choices=("compiled", "processes"))
-    only = parser.parse_args().only
+    parser.add_argument("--target", type=Path, help="the description of a GPU that is not here")
+    options = parser.parse_args()
+    only = options.only
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # processes share one GPU
     from report import table
 
     rows: list[Row] = []
-    for part in ([compiled] if only != "processes" else []) + ([processes] if only != "compiled" else []):
+    parts = [partial(compiled, options.target)] if only != "processes" else []
+    for part in parts + ([processes] if only != "compiled" else []):
         for row in part():
             rows.append(row)
             print("| " + " | ".join(row) + " |", flush=True)  # a run that is cut short keeps what it printed
@@ -51,12 +55,12 @@ def main() -> None:
     table("Transports", f"{text}\n\n{load}", ("what", "figure", "found"), rows)
 
 
-def compiled() -> Iterator[Row]:
+def compiled(target: Path | None) -> Iterator[Row]:
     """Transfers of several layouts, compiled."""
     import jax
 
-    if jax.default_backend() != "gpu":
-        yield ("compiled for 16 H200s", "skipped", "no GPU here, which compiles for others")
+    if jax.default_backend() != "gpu" and target is None:
+        yield ("compiled for 16 H200s", "skipped", "no GPU here, and none is described")
         return
     import numpy as np
     from jax.experimental import topologies
@@ -67,7 +71,8 @@ def compiled() -> Iterator[Row]:
     from meshwright.runtime.transfer.reshard import boxes
     from meshwright.runtime.transfer.routes import find_route
 
-    devices = topologies.get_topology_desc("h200", "cuda", topology="1x2x8").devices
+    described = {} if target is None else {"target_config": target.read_text()}
+    devices = topologies.get_topology_desc("1x2x8", "cuda", topology="1x2x8", **described).devices
     rows, columns, none = PartitionSpec("x"), PartitionSpec(None, "x"), PartitionSpec()
     layouts = {
         "rows over 8 to rows over 8": (rows, rows),
@@ -87,20 +92,49 @@ def compiled() -> Iterator[Row]:
         text = text_of(Permutes(across, jax.numpy.bfloat16, 0.0).lower().compile())
         found = [one for one in collectives_of(text, {"device": 16}) if one.kind == "permute"]
         pairs = sum(line.count("},{") + 1 for line in text.splitlines() if "source_target_pairs=" in line)
-        starts = sum("collective-permute-start(" in line for line in text.splitlines())
         carried = sum(one.bytes for one in found) * len(across) // max(1, len(found))
-        figures = {
-            "permutes": str(len(found)),
-            "pairs of devices": str(pairs),
-            "bytes": f"{carried / route.crossing_bytes:.3f} of {route.crossing_bytes / 2**20:.0f} MiB",
-            "asynchronous": f"{starts} of {len(found)}",
-            "beside": ", ".join(str(one.beside) for one in found),
-            "compiled in": f"{time.perf_counter() - began:.1f} s",
-        }
-        if "OUT" in os.environ:
-            Path(os.environ["OUT"], f"permutes-{name.replace(' ', '-')[:24]}.txt").write_text(text)
-        for figure, value in figures.items():
+        yield (name, "pairs of devices", str(pairs))
+        yield (name, "bytes", f"{carried / route.crossing_bytes:.3f} of {route.crossing_bytes / 2**20:.0f} MiB")
+        for figure, value in overlapped(text, found).items():
             yield (name, figure, value)
+        yield (name, "compiled in", f"{time.perf_counter() - began:.1f} s")
+    text = text_of(beside_products(Mesh(np.array(devices), ("device",))).compile())
+    found = [one for one in collectives_of(text, {"device": 16}) if one.kind == "permute"]
+    for figure, value in overlapped(text, found).items():
+        yield ("rows over 8 to rows over 8, in a program of four products", figure, value)
+
+
+def overlapped(text: str, found: Any) -> dict[str, str]:
+    """How many permutes a program has, and what runs beside them."""
+    starts = sum("collective-permute-start(" in line for line in text.splitlines())
+    beside = ", ".join(str(one.beside) for one in found)
+    return {"permutes": str(len(found)), "asynchronous": f"{starts} of {len(found)}", "beside": beside}
+
+
+def beside_products(mesh: Any) -> Any:
+    """A program that sends an array from the first half of its devices to the second while all of them compute."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    half = mesh.size // 2
+
+    def run(sent: jax.Array, weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        moved = jax.lax.ppermute(sent, "device", [(i, i + half) for i in range(half)])
+        for _ in range(4):
+            x = jnp.tanh(x @ weights)
+        return moved, x
+
+    split, whole = PartitionSpec("device"), PartitionSpec()
+    shapes = ((mesh.size, *SHAPE[1:]), (SHAPE[2], SHAPE[2]), (mesh.size * SHAPE[1], SHAPE[2]))
+    specs = (split, whole, split)
+    program = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=split))
+    return program.lower(
+        *(
+            jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+            for shape, spec in zip(shapes, specs, strict=True)
+        )
+    )
 
 
 def processes() -> Iterator[Row]:

@@ -66,10 +66,10 @@ def read_line(connection: socket.socket) -> bytes:
     """One line and no byte more, since others follow on the same connection."""
     line = b""
     while not line.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte or len(line) > 2**12:
+        there = connection.recv(2**12, socket.MSG_PEEK)
+        if not there or len(line) > 2**12:
             raise ValueError("no line")
-        line += byte
+        line += connection.recv(there.find(b"\n") + 1 or len(there))
     return line
 
 
