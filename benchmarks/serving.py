@@ -1,7 +1,7 @@
 """How fast is the engine on one GPU, and how much of a step does the host take? Llama-3-8B, random weights, bfloat16.
 
     python benchmarks/serving.py                       # all parts; on an H200 about four minutes
-    python benchmarks/serving.py --part decode --batches 64 --kernel
+    python benchmarks/serving.py --part decode --batches 64 --cudnn
     python benchmarks/serving.py --model llama-tiny --slots 8 --context 24 --chunk 32 --max-len 64   # tries it on a CPU
 
 Asked of one H200: a token takes at most 4.8 ms at batch 1, 7.8 at 64 and 16 at 256, at a context of 1,024 inside the
@@ -365,7 +365,7 @@ def main():
         default="all",
     )
     parser.add_argument("--model", default="llama3-8b")
-    parser.add_argument("--kernel", action="store_true", help="keep and mix by `serving/models/triton.py`")
+    parser.add_argument("--cudnn", action="store_true", help="mix by cuDNN's kernel, not `serving/models/triton.py`")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 64, 256])
@@ -382,12 +382,12 @@ def main():
     device = jax.devices()[0]
     report(part="machine", device=device.device_kind, jax=jax.__version__, model=options.model)
     if options.part == "agreement":
-        agreement(report, options.kernel)
+        agreement(report, not options.cudnn)
         return
     layers = {} if options.layers is None else {"layers": options.layers}
     config = zoo.build(options.model, seq=options.max_len, **layers).config
-    of_banks = (options.slots,) if options.kernel else banks(options.slots)
-    cache = (TritonCache if options.kernel else SlotCache)(of_banks, options.max_len, config.dtype)
+    of_banks = banks(options.slots) if options.cudnn else (options.slots,)
+    cache = (SlotCache if options.cudnn else TritonCache)(of_banks, options.max_len, config.dtype)
     params = random_params(Decoder.of(config, cache))
     if options.part == "variants":
         variants(config, params, report, options)
@@ -419,7 +419,7 @@ def main():
         settle(engine)
     engine.close()
     if options.part == "all":
-        agreement(report, options.kernel)
+        agreement(report, not options.cudnn)
 
 
 if __name__ == "__main__":

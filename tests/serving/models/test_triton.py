@@ -5,8 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwright.serving.engine.buckets import Buckets
+from meshwright.serving.models import SlotCache, TritonCache
 from meshwright.serving.models.attention import Scoring
-from meshwright.serving.models.triton import Tiling, attend_and_keep
+from meshwright.serving.models.triton import Tiling, attend_and_keep, has_kernel
+from meshwright.serving.scheduling import Limits
 from meshwright.zoo.attention import attend_cached
 from tests.draws import normal
 
@@ -44,3 +47,14 @@ def test_rows_are_mixed_and_kept_as_by_scores_written_out(layer, parts):
     )[:, 0]
     assert jnp.isfinite(mixed).all()
     np.testing.assert_allclose(mixed[alive], written_out[alive], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("slots", "rows"), [(256, (8, 64, 256)), (4, (4,))])
+def test_steps_of_the_kernel_have_eight_rows_at_least(slots, rows):
+    limits = Limits(slots, 64, slots, 32, 32 + slots, 8, 64)
+    assert Buckets(limits, True, 0, (32,), TritonCache.least_rows).rows == rows
+    assert Buckets(limits, True, 0, (32,), SlotCache.least_rows).rows == limits.rungs
+
+
+def test_a_machine_without_a_gpu_has_no_kernel():
+    assert not has_kernel("bfloat16", 128)

@@ -49,17 +49,20 @@ class Buckets:
         contiguous: Whether each slot has a place of its own, so that a row is a slot; otherwise blocks have tables.
         width: Blocks in the table of the longest sequence; 0 where there are none.
         lengths: Lengths of chunks, the shortest first and the longest as long as `limits` allows.
+        least_rows: Steps are compiled for no fewer sequences, unless there are fewer slots.
     """
 
     limits: Limits
     contiguous: bool
     width: int
     lengths: tuple[int, ...]
+    least_rows: int = 1
 
     @property
     def rows(self) -> tuple[int, ...]:
         """Running of steps without prompts."""
-        return self.limits.rungs
+        rungs = self.limits.rungs
+        return tuple(rung for rung in rungs if rung >= self.least_rows) or rungs[-1:]
 
     @property
     def mixed_rows(self) -> tuple[int, ...]:

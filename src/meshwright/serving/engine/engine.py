@@ -61,7 +61,8 @@ class Engine:
     ):
         self.limits, self.eos, self.vocab = limits, tuple(eos), config.vocab
         chosen = length_ladder(limits.chunk) if lengths is None else sorted({*lengths, limits.chunk})
-        self._buckets = Buckets(limits, isinstance(cache, SlotCache), cache.width(limits.max_len), tuple(chosen))
+        width = cache.width(limits.max_len)
+        self._buckets = Buckets(limits, isinstance(cache, SlotCache), width, tuple(chosen), cache.least_rows)
         decoder = Decoder.of(config, cache)
         self._programs = Programs(decoder, params, limits.slots, placements or [Placement.single(decoder)])
         with progress(on_progress) as say:

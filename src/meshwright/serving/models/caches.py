@@ -7,7 +7,7 @@ and values are arrays of their own for each layer: stacked ones are copied by ea
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,10 @@ class Cache(Protocol):
     @property
     def dtype(self) -> str:
         """What keys and values are kept in."""
+
+    @property
+    def least_rows(self) -> int:
+        """The fewest running sequences for which a step is compiled."""
 
     @property
     def described(self) -> str:
@@ -66,6 +70,7 @@ class PagedCache:
     blocks: int
     block_size: int
     dtype: str
+    least_rows: ClassVar[int] = 1
 
     @property
     def described(self) -> str:
@@ -131,6 +136,7 @@ class SlotCache:
     banks: tuple[int, ...]
     length: int
     dtype: str
+    least_rows: ClassVar[int] = 1
 
     @property
     def described(self) -> str:
