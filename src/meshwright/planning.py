@@ -38,6 +38,7 @@ from meshwright.step_search.last_plan import (
 from meshwright.step_search.microbatches import batch_argnums
 from meshwright.step_search.ranking import with_step
 from meshwright.step_search.recomputation import decided, may_use_host
+from meshwright.step_search.stages import or_stages
 
 
 def plan(
@@ -187,7 +188,7 @@ def _decided(
 
     with planned(mesh):  # a step that is cut is traced again
         try:
-            return with_step(decided(traced, batch, method, where, solve, say))
+            plan = with_step(decided(traced, batch, method, where, solve, say))
         except DoesNotFit as error:
             cluster = where[0].cluster if mesh is None else None
             found = None if cluster is None else _instead(traced, cluster, method, batch, say, budget)
@@ -198,6 +199,11 @@ def _decided(
             if found is None:
                 raise
             return with_step(found)
+        if mesh is not None or where[0].cluster is None:
+            return plan
+        positions = batch_argnums(traced) if batch is None else batch
+        known, own = _known_of_stages(traced, where[0].cluster), budget.of_another_program()
+        return or_stages(plan, traced, where[0].cluster, method, positions, say, own, known)
 
 
 def _instead(

@@ -13,7 +13,7 @@ from meshwright.hardware import Cluster
 from meshwright.jit import clock
 from meshwright.pipeline.layers.batch_sizes import ResizableBatch
 from meshwright.pipeline.layers.forward_pass import Flow
-from meshwright.pipeline.layers.layers import Wishes, find_layers
+from meshwright.pipeline.layers.layers import Layers, Wishes, find_layers
 from meshwright.pipeline.prices.catalogue import Catalogue
 from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.pipeline.search.least_memory import note_nearest
@@ -157,6 +157,19 @@ def _idle(cluster: Cluster, search: PipelineSearch) -> dict[str, str]:
     return {"idle": f"{' and '.join(left)}: quicker without"} if left else {}
 
 
+def cut_layers(traced: Traced, method: Method, say: Progress) -> tuple[Flow, Layers]:
+    """The forward pass of a function, and its layers.
+
+    Raises:
+        ShardingError: It has none, or not those that the method asks for.
+    """
+    graph = traced.graph
+    flow = Flow(graph, Grouping(graph).nests, find_roles(graph))
+    say("finding layers")
+    assert isinstance(method, Auto | ThreeD)
+    return flow, find_layers(flow, Wishes(method.layers, method.boundaries))
+
+
 def start_search(
     traced: Traced,
     cluster: Cluster,
@@ -164,13 +177,10 @@ def start_search(
     say: Progress,
     budget: Budget | None = None,
     known: Corrections = UNCORRECTED,
+    layers: tuple[Flow, Layers] | None = None,
 ) -> PipelineSearch:
-    """A search with all of its inputs, before any searching."""
-    graph = traced.graph
-    flow = Flow(graph, Grouping(graph).nests, find_roles(graph))
-    say("finding layers")
-    assert isinstance(method, Auto | ThreeD)
-    layers = find_layers(flow, Wishes(method.layers, method.boundaries))
+    """A search with all of its inputs, before any searching; its layers may be known by now."""
+    flow, layers_ = cut_layers(traced, method, say) if layers is None else layers
     say("tracing with another batch")
     rows = ResizableBatch(traced)
     if isinstance(method, ThreeD) and not rows.resizes and method.microbatch * method.data < rows.batch:
@@ -178,7 +188,7 @@ def start_search(
             f"{method.name}: the function cannot be traced alike with another batch than its {rows.batch} rows, so it "
             f"cannot be cut into microbatches; use microbatch={rows.batch // method.data}"
         )
-    catalogue = Catalogue(rows, layers, cluster, method.memory_fraction, say, known.stages_memory)
+    catalogue = Catalogue(rows, layers_, cluster, method.memory_fraction, say, known.stages_memory)
     return PipelineSearch(catalogue.unpruned() if isinstance(method, ThreeD) else catalogue, flow, say, budget=budget)
 
 

@@ -106,8 +106,9 @@ class Auto(Method):
         fix: Shardings that are fixed: globs of paths to ``PartitionSpec``s. Paths of results start with ``out``.
             If several globs match a path, the last one applies.
         mesh_shapes: The mesh shapes to try, e.g. ``[(50, 4)]``; None tries all that are worth it.
-        pipeline: Whether to search for pipelines, too: see ``docs/guides/pipelines.md``. By ``"auto"`` they are looked
-            for where no plan of one program fits; that search may take minutes.
+        pipeline: Whether to search for pipelines: see ``docs/guides/pipelines.md``. By ``"auto"`` recipes of equal
+            stages are compared with the plan of one program where they may be quicker by more than 1%, and all stages
+            are looked for where no plan of one program fits; True always looks for all, which may take minutes.
         layers: How many layers to cut a pipelined model into, or their shares of the compute; None searches for them.
         boundaries: Globs of name scopes, e.g. ``("block*",)``: in a pipelined model a layer begins where one is
             entered. `mw.boundary` marks other places.
@@ -158,7 +159,7 @@ class Auto(Method):
 
     @property
     def may_be_staged(self) -> bool:
-        """Whether stages may be looked for where nothing else fits: nothing is asked for that is about one program."""
+        """Whether stages may be looked for: nothing is asked for that is about one program."""
         plain = Auto(memory_fraction=self.memory_fraction, seconds=self.seconds, recompute=self.recompute)
         return self == plain and self.recompute in (AUTO, AS_WRITTEN)
 

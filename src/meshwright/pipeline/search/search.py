@@ -141,6 +141,22 @@ class PipelineSearch:
                 for checkpoint in self.checkpoints:
                     self._recipes(num_stages, devices, None, rows, checkpoint)
 
+    def best_recipe(self, num_stages: int, is_worth: Callable[[int, int], bool]) -> FoundPipeline | None:
+        """The best pipeline of so many equal stages that splits weights inside of hosts alone; None where none is.
+
+        Args:
+            num_stages: How many.
+            is_worth: Whether a number of devices that split weights and one of microbatches are to be looked at.
+        """
+        cluster, self.best = self.catalogue.cluster, None
+        devices = cluster.num_devices // num_stages
+        for tensor in self.catalogue.tensor_sizes(0, devices):
+            for rows in self.catalogue.microbatches if tensor <= cluster.devices_per_host else ():
+                if rows * tensor % devices == 0 and is_worth(tensor, self.catalogue.rows.batch // rows):
+                    for checkpoint in self.checkpoints:
+                        self._recipes(num_stages, devices, tensor, rows, checkpoint)
+        return self.best
+
     def _recipes(self, num_stages: int, devices: int, tensor: int | None, rows: int, checkpoint: str) -> None:
         """Prices all schedules of one shape that can beat the incumbent."""
         if self.is_over:

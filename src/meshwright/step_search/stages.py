@@ -1,0 +1,184 @@
+"""Stages as candidates of the default search: pipelines of equal stages, looked at where they may be quicker.
+
+Stages send less than what splits tensors, but wait while the pipeline fills, and run each kernel once for each
+microbatch. What they can save at most is the time in which the plan without stages waits, recomputes or repeats what
+another device does, and often that is less than what filling takes: then nothing is priced. Otherwise the best recipe
+of each number of stages is priced, as an expert would write it, and simulated.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import numpy as np
+
+from meshwright.cost.rates import cluster_rates
+from meshwright.errors import DoesNotFit, ShardingError
+from meshwright.graph import Traced
+from meshwright.graph.phases import UPDATE
+from meshwright.hardware import Cluster
+from meshwright.hardware.torus import divisors
+from meshwright.pipeline.planner import cut_layers, start_search
+from meshwright.pipeline.prices.split_modes import TENSOR
+from meshwright.pipeline.search.search import PipelineSearch
+from meshwright.pipeline.step_time import StageSeconds, step_s
+from meshwright.pipeline.to_plan import describe
+from meshwright.planner.budget import Budget
+from meshwright.planner.methods import Auto, Method
+from meshwright.planner.planner import Progress
+from meshwright.planner.pricing.corrections import Corrections
+from meshwright.planner.pricing.user_shardings import refuse_stages
+from meshwright.plans.plan import PlanData
+from meshwright.plans.stage import Pipeline
+from meshwright.plans.stage_instructions import stage_instructions
+from meshwright.runtime.stages.pipeline_program import why_not_cut
+from meshwright.schedules import SCHEDULES
+from meshwright.schedules.order import proven_order
+from meshwright.step_search.microbatches import batch_size
+from meshwright.step_search.ranking import NEARLY, simpler, with_step
+
+_NONE = 1e-9  # part of a product that takes no time besides what every product takes
+_WEIGHTS = 1 / 3  # of a microbatch's time at most: no more than the forward pass, or the rest of the backward pass
+
+
+def or_stages(
+    plan: PlanData,
+    traced: Traced,
+    cluster: Cluster,
+    method: Method,
+    batch: Sequence[int],
+    say: Progress,
+    budget: Budget,
+    known: Corrections,
+) -> PlanData:
+    """A plan of one program, or one in stages where that is quicker by more than stages are worth.
+
+    Args:
+        plan: The best plan of one program, with its simulated step.
+        traced: The step as it was written.
+        cluster: The machines.
+        method: The method, which may allow stages.
+        batch: Positions of the arguments that are the batch.
+        say: Called with each stage of the search.
+        budget: The time that is left.
+        known: What is known of the memory of its stages.
+    """
+    may_be = isinstance(method, Auto) and method.may_be_staged and traced.graph.state and plan.ops
+    if not may_be or cluster.num_devices == 1 or plan.mesh.is_cpu or (budget.seconds is not None and budget.is_over):
+        return plan
+    try:
+        staged = list(_recipes(plan, traced, cluster, method, batch, say, budget, known))
+    except (DoesNotFit, ShardingError):  # the step has no layers, or sizes that stages do not allow
+        return plan
+    best = min(staged, key=lambda one: one.step_s, default=plan)
+    if best.step_s >= plan.step_s:
+        return plan
+    if best.step_s >= (1 - NEARLY) * plan.step_s:
+        return simpler(plan, best)
+    said = (
+        f"It runs in stages: the best plan without any takes {plan.step_s / best.step_s - 1:.1%} longer, as simulated."
+    )
+    return replace(best, remarks=(said, *best.remarks))
+
+
+def _recipes(
+    plan: PlanData,
+    traced: Traced,
+    cluster: Cluster,
+    method: Method,
+    batch: Sequence[int],
+    say: Progress,
+    budget: Budget,
+    known: Corrections,
+) -> Iterator[PlanData]:
+    """The best recipe of each number of stages that may be quicker, as a plan with its simulated step."""
+    size, wanted_s = batch_size(traced, batch), (1 - NEARLY) * plan.step_s
+    least = LeastStep.of(plan, cluster)
+    if not size or least.busy_s >= wanted_s:
+        return
+    refuse_stages(traced.graph)
+    layers = cut_layers(traced, method, say)
+    num_layers = layers[1].num_layers
+    bounds = {
+        (stages, count): bound_s
+        for stages in divisors(cluster.num_devices)
+        if 1 < stages <= num_layers
+        for count in divisors(size)
+        if count >= stages  # with fewer microbatches some stages always wait
+        and (bound_s := least.step_s(stages, count, num_layers)) < wanted_s
+    }
+    if not bounds:
+        return
+    search = start_search(traced, cluster, method, say, budget, known, layers)
+    search.beat_s = plan.cost.total  # stages are priced as it is: by kernels that run alone, one after the other
+    slower = cache(partial(_slower, search, plan))
+    say("looking for stages that are quicker")
+    for stages in sorted({stages for stages, _ in bounds}):
+
+        def is_worth(tensor: int, count: int, stages: int = stages) -> bool:
+            return bounds.get((stages, count), np.inf) * slower(tensor) < wanted_s
+
+        if search.best_recipe(stages, is_worth) is not None:
+            found = describe(search, traced, method, 0.0)
+            proven_order(stage_instructions(found))
+            if not why_not_cut(found, traced, batch):
+                yield with_step(found)
+
+
+def _slower(search: PipelineSearch, plan: PlanData, tensor: int) -> float:
+    """How many times as long a step takes at least where each stage splits weights over so many devices."""
+    if tensor == 1:
+        return 1.0
+    alone, split = (search.catalogue.least_s(0, (n,), TENSOR) for n in (1, tensor))
+    in_step = max((plan.step_s - plan.cost.waiting) / plan.cost.compute, 1.0)  # times as long as alone
+    return 1.0 + max(split / alone - 1.0, 0.0) / in_step if alone else 1.0
+
+
+@dataclass(frozen=True)
+class LeastStep:
+    """Bounds from below on steps in stages, from what a plan's operations take in a step.
+
+    Attributes:
+        fixed_s: What the kernels of one pass through the whole model take however few its rows are.
+        shared_s: The rest of the passes of the whole batch, shared evenly by all devices; nothing is computed again.
+        update_s: What is done once a step, shared likewise.
+    """
+
+    fixed_s: float
+    shared_s: float
+    update_s: float
+
+    @classmethod
+    def of(cls, plan: PlanData, cluster: Cluster) -> "LeastStep":
+        """The bounds that a plan of one program gives."""
+        rates, count = cluster_rates(cluster), cluster.num_devices
+        fixed = shared = update = 0.0
+        for op in plan.ops:
+            load = op.load
+            if load is None or load.recomputed or load.over_host_link:
+                continue
+            whole = load.trips * rates.load_s(load)
+            empty = replace(load, flops=_NONE * load.flops, num_bytes=0.0, fetches=0.0, special=0.0)
+            started = load.trips * rates.load_s(empty)
+            rest = (whole - started) * (load.num_parts or count) / count
+            if op.phase == UPDATE:
+                update += rest
+            else:
+                fixed, shared = fixed + started / plan.microbatches, shared + rest
+        return cls(fixed, shared, update)
+
+    @property
+    def busy_s(self) -> float:
+        """The compute of each device if pipelines filled in no time: there are as many microbatches as stages."""
+        return self.fixed_s + self.shared_s + self.update_s
+
+    def step_s(self, num_stages: int, num_microbatches: int, num_layers: int) -> float:
+        """The least step of so many stages, by the best of the schedules that are searched."""
+        own = self.fixed_s / num_stages + self.shared_s / num_microbatches
+        each = [StageSeconds(own, _WEIGHTS * own, 0.0, self.update_s)] * num_stages
+        forms = [("1f1b", 1)]
+        if num_microbatches >= SCHEDULES["zb-h1"].full_from * num_stages:
+            forms.append(("zb-h1", 1))
+        if num_microbatches % num_stages == 0 and num_layers >= 2 * num_stages:
+            forms.append(("interleaved", num_layers // num_stages))
+        return min(step_s(Pipeline(name, num_microbatches, chunks, "none"), each)[0] for name, chunks in forms)
