@@ -26,6 +26,7 @@ from meshwright.progress import progress
 from meshwright.rehearsal.calibration import calibrated, known_efficiencies
 from meshwright.rehearsal.memory import known_memory, memory_digest
 from meshwright.runtime.stages.pipeline_program import why_not_cut
+from meshwright.step_search.bound import with_bound
 from meshwright.step_search.candidates import best_plan
 from meshwright.step_search.last_plan import (
     as_before,
@@ -188,7 +189,7 @@ def _decided(
 
     with planned(mesh):  # a step that is cut is traced again
         try:
-            plan = with_step(decided(traced, batch, method, where, solve, say))
+            plan = with_bound(with_step(decided(traced, batch, method, where, solve, say)))
         except DoesNotFit as error:
             cluster = where[0].cluster if mesh is None else None
             found = None if cluster is None else _instead(traced, cluster, method, batch, say, budget)
@@ -198,7 +199,7 @@ def _decided(
                     found = decided(traced, batch, method, where, solve, say, error.limit_bytes)
             if found is None:
                 raise
-            return with_step(found)
+            return with_bound(with_step(found))
         if mesh is not None or where[0].cluster is None:
             return plan
         positions = batch_argnums(traced) if batch is None else batch

@@ -80,6 +80,8 @@ class SolutionSummary:
         seconds: Time spent on formulating and solving; not saved, so that equal plans make equal files.
         folded: The status of the folded problem, in which repeated layers share one choice: ``optimal`` where no such
             choice is cheaper under the memory constraints, otherwise ``feasible``; empty where nothing was folded.
+        of_any_program: No plan of one program costs less, whatever it recomputes and however many microbatches it has;
+            0 where that is not known.
     """
 
     status: str
@@ -87,6 +89,7 @@ class SolutionSummary:
     gap: float
     seconds: float = field(default=0.0, compare=False)
     folded: str = ""
+    of_any_program: Amount = 0.0
 
     @classmethod
     def proven(cls, cost: float, bound: float, seconds: float = 0.0, folded: str = "") -> "SolutionSummary":

@@ -48,10 +48,9 @@ def simplest(plans: Sequence[PlanData]) -> PlanData:
 
 def simpler(plan: PlanData, quickest: PlanData) -> PlanData:
     """A plan that is taken since it is simpler than a quicker one, with what the last percent would have cost."""
-    share = 1 - quickest.step_s / plan.step_s
-    if share <= _WORTH_SAYING:
+    if plan.step_s <= (1 + _WORTH_SAYING) * quickest.step_s:
         return plan
-    return replace(plan, remarks=(*plan.remarks, _gain(quickest, share)))
+    return replace(plan, remarks=(*plan.remarks, _gain(quickest, 1 - quickest.step_s / plan.step_s)))
 
 
 def _gain(quickest: PlanData, share: float) -> str:

@@ -130,8 +130,10 @@ def _slower(search: PipelineSearch, plan: PlanData, tensor: int) -> float:
     if tensor == 1:
         return 1.0
     alone, split = (search.catalogue.least_s(0, (n,), TENSOR) for n in (1, tensor))
+    if not alone or not plan.cost.compute:
+        return 1.0
     in_step = max((plan.step_s - plan.cost.waiting) / plan.cost.compute, 1.0)  # times as long as alone
-    return 1.0 + max(split / alone - 1.0, 0.0) / in_step if alone else 1.0
+    return 1.0 + max(split / alone - 1.0, 0.0) / in_step
 
 
 @dataclass(frozen=True)
