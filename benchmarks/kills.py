@@ -1,13 +1,16 @@
-"""Do runs survive lost processes? SIGKILL at random moments, to workers and the coordinator, under Ray and launch.
+"""Do runs survive lost and stopped processes and full disks? At random moments, under Ray and launch.
 
     python benchmarks/kills.py                       # 20 kills under Ray, with shrinking and growing, 10 under launch
     python benchmarks/kills.py --engine stages       # 8 kills of a pipeline of four stages under launch
-    python benchmarks/kills.py --engine launch --kills 3
+    python benchmarks/kills.py --engine faults --kills 8 --seed 0 --rows rows.json
 
+`faults` are kills (SIGKILL), stops (SIGSTOP) and, for root, a disk that is full until all ended, under launch; with
+`--rows` a run adds its rows to those of earlier runs, and the table has all.
 Asked: every run continues with the numbers of an undisturbed one; the other processes end within 15 s.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -26,6 +29,8 @@ from report import table
 
 ROWS, WIDTH, LAYERS, EVERY, MARGIN = 48, 256, 4, 5, 20
 PHASES = ("stepping", "compiling", "saving", "restoring")
+FAULTS = ("kill", "stop", "kill", "disk")  # in turn
+DISK_MB = 32  # of the disk that is filled
 LATEST_S = {"stepping": 1.0, "compiling": 3.0, "saving": 0.1, "restoring": 0.5}  # of a kill, after its phase began
 AGAIN = ("compiling", "restoring")  # phases of a run that was killed just before
 HANG_S = 300
@@ -165,6 +170,47 @@ class Killer:
         else:
             self.rows.append((engine, what, ended, "killed again before", "", ""))
 
+    def stop_one(self, engine):
+        """Stops a process while it steps, saves or compiles; the launcher finds it, and kills it."""
+        marks = self.wait("all processes", self.marks)
+        time.sleep(2 * self.random.random())
+        victim = self.random.choice(list(marks))
+        phase, then = (_read(self.folder / f"mark{victim}") or marks[victim])[1], time.time()
+        os.kill(marks[victim][0], signal.SIGSTOP)
+        others = [mark[0] for mark in marks.values()]
+        self.wait("all to end", lambda: not any(map(_is_alive, others)))
+        ended, what = (
+            f"{time.time() - then:.1f} s",
+            f"{'process 0' if victim == 0 else 'a worker'} stopped while {phase}",
+        )
+        self.note(engine, what, ended, then, lambda row: row[2] != marks[0][0])
+
+    def fill_disk(self, engine):
+        """Fills the disk that checkpoints are on, until all processes have ended for it."""
+        marks, filler = self.wait("all processes", self.marks), self.folder / "checkpoints" / "filler"
+        then = time.time()
+        with contextlib.suppress(OSError), filler.open("wb") as file:
+            while True:
+                file.write(bytes(2**16))
+                file.flush()
+        self.wait("all to end", lambda: not any(_is_alive(mark[0]) for mark in marks.values()))
+        ended = f"{time.time() - then:.1f} s"
+        filler.unlink()
+        self.note(engine, "the disk is full", ended, then, lambda row: row[2] != marks[0][0])
+
+    def all_faults(self, engine, number, has_disk):
+        """Faults in turn, each of which the run continues after."""
+        for i in range(number):
+            fault = FAULTS[i % len(FAULTS)]
+            self.wait("the run to step", lambda: {mark[1] for mark in self.marks().values()} == {"stepping"})
+            if fault == "stop":
+                self.stop_one(engine)
+            elif fault == "disk" and has_disk:
+                self.fill_disk(engine)
+            else:
+                phase = self.random.choice(("stepping", "saving"))
+                self.kill(engine, phase, self.random.random() < 0.3, is_awaited=True)
+
     def note(self, engine, what, ended, then, is_new):
         """Waits until a run records a loss that is new after some moment, and adds a row."""
         row = self.wait("the run to continue", lambda: next((r for r in self.losses() if r[4] > then and is_new(r)), 0))
@@ -188,7 +234,25 @@ def _is_alive(process):
         return False
 
 
-def run_launch(folder, kills, seed, stages=0):
+@contextlib.contextmanager
+def small_disk(folder):
+    """A disk of a few megabytes, where this user may make one."""
+    Path(folder).mkdir()
+    made = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", folder]
+    has_disk = not os.geteuid() and subprocess.run(made, check=False, capture_output=True).returncode == 0
+    try:
+        yield has_disk
+    finally:
+        if has_disk:
+            subprocess.run(["umount", "-l", folder], check=False)
+
+
+def run_faults(folder, kills, seed):
+    with small_disk(f"{folder}/checkpoints") as has_disk:
+        return run_launch(folder, kills, seed, faults=lambda killer: killer.all_faults("launch", kills, has_disk))
+
+
+def run_launch(folder, kills, seed, stages=0, faults=None):
     processes = stages // 2 or 4
     command = [sys.executable, "-m", "meshwright", "launch", "--processes", str(processes)]
     command += ["--devices-per-process", "2", "--restarts", str(10 * kills)]
@@ -198,7 +262,10 @@ def run_launch(folder, kills, seed, stages=0):
     with open(f"{folder}/output", "w") as output:
         run = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         try:
-            killer.kill_often("stages" if stages else "launch", kills)
+            if faults is None:
+                killer.kill_often("stages" if stages else "launch", kills)
+            else:
+                faults(killer)
             killer.stop()
             assert run.wait(HANG_S) == 0, Path(f"{folder}/output").read_text()[-3000:]
         finally:
@@ -268,9 +335,10 @@ def check(killer):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", choices=["ray", "launch", "stages"])
+    parser.add_argument("--engine", choices=["ray", "launch", "stages", "faults"])
     parser.add_argument("--kills", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rows", type=Path, help="a file with the rows of earlier runs, to which this one's are added")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--stages", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--undisturbed", type=int, help=argparse.SUPPRESS)
@@ -282,13 +350,18 @@ def main():
     else:
         rows, said = [], []
         staged = partial(run_launch, stages=STAGES)
-        for engine, run, kills in (("launch", run_launch, 10), ("stages", staged, 8), ("ray", run_ray, 20)):
-            if options.engine in (None, engine):
+        if options.rows and options.rows.exists():
+            rows, said = json.loads(options.rows.read_text())
+        engines = {"launch": (run_launch, 10), "stages": (staged, 8), "ray": (run_ray, 20), "faults": (run_faults, 8)}
+        for engine, (run, kills) in engines.items():
+            if options.engine == engine or (options.engine is None and engine != "faults"):
                 with tempfile.TemporaryDirectory() as folder:
                     killer = run(folder, options.kills or kills, options.seed)
                     worst, steps = check(killer)
                     rows += killer.rows
                     said.append(f"{engine}: {steps} steps, losses within {worst:.1e} of the undisturbed run's")
+        if options.rows:
+            options.rows.write_text(json.dumps([rows, said]))
         header = ("engine", "disturbance", "others end after", "continues after", "devices", "from step")
         title = f"Kills {options.engine}" if options.engine else "Kills"
         table(title, f"{__doc__}\n{'; '.join(said)}.", header, rows)
