@@ -3,11 +3,10 @@
     python benchmarks/strangers.py device   # on one H200: planned, compiled, rehearsed, measured; kernels of the told
     python benchmarks/strangers.py table    # the table of what was measured, planned anew, anywhere
     python benchmarks/strangers.py trust    # the spreads of prices by kind of work, for `plans/trust.toml`
-    python benchmarks/strangers.py local    # are they ranked right on the local machine, tiny, on one CPU device?
-    python benchmarks/strangers.py tiny     # all of them, tiny, on 8 virtual CPU devices by `mw.parallelize`
 
 `--out` is the folder of measurements, `--only` some names, `--jobs` how many processes compile, before anything is
 timed; `--seconds` after how long nothing more is begun. Every program is one line of `rows-N.jsonl` once it was timed.
+`strangers_on_cpus.py` runs them, tiny, on this machine.
 """
 
 import argparse
@@ -30,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 SIDES = ("told", "set aside", "fresh")
-MODES = ("device", "table", "trust", "local", "tiny")
+MODES = ("device", "table", "trust")
 RESULTS = Path(__file__).parent / "results" / "strangers"
 RUN_S, RUNS = 0.4, 3
 TIMING = 0.4  # the part of the time that is kept for timing
@@ -49,7 +48,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="the tiny sizes, to try this file where there is no GPU")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    {"device": device, "table": print_table, "trust": trust, "local": local, "tiny": tiny}[options.mode](options)
+    {"device": device, "table": print_table, "trust": trust}[options.mode](options)
 
 
 def as_written() -> Any:
@@ -334,79 +333,6 @@ def trust(options: argparse.Namespace) -> None:
     for side in dict.fromkeys(sides):
         of_side = np.array(sides) == side
         print(f"inside where they were left out: {inside[of_side].mean():.0%} of {of_side.sum()} {side}")
-
-
-def local(options: argparse.Namespace) -> None:
-    """Planned with figures of the local machine and measured on one CPU device, by rank."""
-    os.environ |= {"JAX_PLATFORMS": "cpu"}
-    import jax
-    import numpy as np
-    from report import table
-    from strangers import corpus
-
-    import meshwright as mw
-
-    shown, pairs = [], []
-    for name, stranger in corpus().items():
-        if options.only and name not in options.only:
-            continue
-        program = stranger.tiny()
-        state, batch = jax.jit(program.init)(jax.random.key(0)), jax.jit(program.sample)(jax.random.key(1))
-        planned_s = mw.plan(program.step, state, batch, cluster="local").step_s
-        times = []
-        for _ in range(RUNS + 2):
-            started = time.perf_counter()
-            for _ in range(10):
-                state, _ = program.step(state, batch)
-            jax.block_until_ready(state)
-            times.append((time.perf_counter() - started) / 10)
-        pairs.append((planned_s, min(times[1:])))
-        both = [f"{1e3 * seconds:.3f} ms" for seconds in pairs[-1]]
-        shown.append((name, *both, f"{planned_s / pairs[-1][1]:.2f}"))
-        print(*shown[-1], flush=True)
-    ranks = [np.argsort(np.argsort(side)) for side in zip(*pairs, strict=True)]
-    right = [a[0] > b[0] for a in pairs for b in pairs if a[1] > 1.5 * b[1]]
-    shown.append((f"**{len(pairs)} programs**", "rank correlation", f"{np.corrcoef(*ranks)[0, 1]:.2f}", ""))
-    shown.append(("", "pairs of which one takes half as long again, in the right order", f"{np.mean(right):.0%}", ""))
-    header = ("program", "planned", "measured", "planned ÷ measured")
-    table("Strangers local", "Are strangers' steps ranked right on the local machine?", header, shown)
-
-
-def tiny(options: argparse.Namespace) -> None:
-    """Every program at its tiny size, split over 8 virtual devices and verified."""
-    os.environ |= {"MESHWRIGHT_MEASURE": "never", "JAX_PLATFORMS": "cpu"}
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {os.environ.get('XLA_FLAGS', '')}"
-    import jax
-    from report import table
-    from strangers import corpus
-
-    import meshwright as mw
-
-    shown = []
-    for name, stranger in corpus().items():
-        if options.only and name not in options.only:
-            continue
-        program = stranger.tiny()
-        state, batch = program.init(jax.random.key(0)), program.sample(jax.random.key(1))
-        started = time.perf_counter()
-        try:
-            alone = program.step(jax.tree.map(lambda x: x + 0, state), batch)[1]
-            step = mw.parallelize(program.step, cluster="1x8 cpu")
-            verified = step.plan(state, batch).verify()
-            together = step(state, batch)[1]
-            outcome = f"loss {float(together):.6g}, on one device {float(alone):.6g}; "
-            outcome += f"FLOPs {verified.flops.ratio:.2f}, memory {verified.memory.ratio:.2f} of those planned"
-        except Exception as error:
-            traceback.print_exc(limit=-4)
-            outcome = f"{type(error).__name__}: {error}".split("\n")[0][:200]
-        shown.append((name, outcome, f"{time.perf_counter() - started:.1f} s"))
-        print(*shown[-1], flush=True)
-    table(
-        "Strangers tiny",
-        "Does every program run split over 8 devices, and give the loss of one?",
-        ("program", "", ""),
-        shown,
-    )
 
 
 if __name__ == "__main__":

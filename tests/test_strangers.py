@@ -1,6 +1,6 @@
 """A sample of the strangers of `benchmarks/strangers`, tiny: each runs split over 8 devices as on one.
 
-`python benchmarks/strangers.py tiny` runs all of them.
+`python benchmarks/strangers_on_cpus.py split` runs all of them.
 """
 
 import sys

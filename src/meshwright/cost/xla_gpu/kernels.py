@@ -5,12 +5,14 @@ told; `benchmarks/grid.py` times such kernels alone. What has no figure yet is i
 of it rests on those. Work is counted in special functions (`Chip.special_s`), so that it scales with the chip and with
 the split.
 
-- A **look-up** reads rows in no order, mostly from the cache: 1.0 to 1.8 ps an element of 4 bytes more than the bytes
-  take. Indices are assumed to be drawn over the whole table; sorted ones are quicker.
-- A **scatter** that adds does so by atomic operations: 2.1 (sorted) to 3.5 ps (drawn) for each number of 4 bytes, 8 ps
-  for those of 2 bytes, which are exchanged with their neighbour, and 27 ps for each row. Indices that all repeat one
-  row take far longer: nothing in a program tells, and only a rehearsal with the user's batch does.
-- A **sort** exchanges pairs in log n · (log n + 1) / 2 rounds, 0.9 ps for each element and round; `top_k` sorts whole.
+- A **look-up** reads rows in no order, mostly from the cache: 0.4 (sorted) to 0.8 ps (drawn) an element of 4 bytes more
+  than the bytes take, in one program. Indices are assumed to be drawn over the whole table.
+- A **scatter** that adds does so by atomic operations: 0.4, 1.1 and 1.3 ps for each number of 4 bytes more than the
+  bytes take, in three programs; 8 ps for those of 2 bytes, which are exchanged with their neighbour, and 27 ps for each
+  row, in two. Indices that all repeat one row take far longer: nothing in a program tells, and only a rehearsal with
+  the user's batch does.
+- A **sort** exchanges pairs in log n · (log n + 1) / 2 rounds, 0.75 ps for each element and round, in two programs;
+  `top_k` sorts whole.
 - The gradient of a **maximum over windows** selects and adds, 6.3 ps for each element of the image.
 - **Sums over all dims but the last**, of batch norms and biases, reach two thirds of the rate of streams.
 """
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
     from meshwright.graph import Graph
 
 #: In special functions of 0.26 ps.
-_LOOKED_UP = 1.2  # for each byte
-_ADDED, _ADDED_HALF, _ROW = 8.0, 30.0, 100.0  # for each number of 4 bytes or more, of 2 bytes, and for each row
-_ROUND = 3.5  # of a sort, for each element
+_LOOKED_UP = 0.55  # for each byte
+_ADDED, _ADDED_HALF, _ROW = 4.0, 30.0, 100.0  # for each number of 4 bytes or more, of 2 bytes, and for each row
+_ROUND = 3.0  # of a sort, for each element
 _RADIX = 480.0  # for each element of a long row, which is sorted digit by digit
 _SELECTED = 24.0
 _SUMMED = 1.5
