@@ -96,7 +96,7 @@ def trust_of(plan: "PlanData") -> Trust | None:
     else:
         spread = sqrt(sum((share * data["kinds"][kind]) ** 2 for kind, share in shares.items()) + data["rest"] ** 2)
         width = 0.0 if generation(chip) == data["generation"] else data["other_chips"]
-    bound = exp(1.645 * sqrt(spread**2 + width**2))
+    bound = exp(data["width"] * sqrt(spread**2 + width**2))
     told = {name: seconds * part for name, seconds in _largest(unmeasured)}
     return Trust(step_s, step_s / bound, step_s * bound, shares, told)
 
