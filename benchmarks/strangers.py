@@ -232,6 +232,8 @@ def print_table(options: argparse.Namespace) -> None:
     from report import table
     from strangers import corpus
 
+    from meshwright.plans.trust import bound_of
+
     rows, shown, told = _rows(options.out), [], []
     errors: dict[str, list[tuple[float, float, float]]] = {side: [] for side in SIDES}
     for name, stranger in corpus().items():
@@ -239,7 +241,8 @@ def print_table(options: argparse.Namespace) -> None:
         if "measured_s" not in row or (options.only and name not in options.only):
             continue
         planned = _planned(stranger, options.out / "planned.jsonl")
-        step_s, peak, low, high = (planned[key] for key in ("step_s", "peak_bytes", "low_s", "high_s"))
+        step_s, peak, bound = planned["step_s"], planned["peak_bytes"], bound_of(planned["shares"])
+        low, high = step_s / bound, step_s * bound
         time_error, memory_error = step_s / true_s(row) - 1, peak / row["compiled_bytes"] - 1
         rehearsed = row["rehearsed_s"] / row["measured_s"] - 1 if "rehearsed_s" in row else float("nan")
         errors[stranger.side].append((time_error, memory_error, rehearsed))
@@ -277,9 +280,8 @@ def _planned(stranger: Any, kept: Path) -> dict[str, Any]:
             return dict(line)
     program = stranger.full()
     plan = mw.plan(program.step, *program.args, cluster="1x1 h200", method=as_written())
-    trust = plan.trust
-    found = {"name": stranger.name, "step_s": plan.step_s, "peak_bytes": plan.memory.peak_bytes}
-    found |= {"low_s": trust.low_s, "high_s": trust.high_s, "shares": trust.shares}
+    figures = {"step_s": plan.step_s, "peak_bytes": plan.memory.peak_bytes, "shares": plan.trust.shares}
+    found = {"name": stranger.name, **figures}
     with kept.open("a", encoding="utf-8") as file:
         file.write(json.dumps(found) + "\n")
     print(found, flush=True)

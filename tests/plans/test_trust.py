@@ -79,3 +79,13 @@ def test_look_ups_scatters_and_sorts_take_longer_than_their_bytes():
     short, long = (signature(jnp.sort, *arrays((64, n)), primitive="sort") for n in (16, 1024))
     assert counted(long) / counted(short) > 64
     assert counted(signature(lambda x: x * 2, rows, primitive="mul")) == 0
+
+
+def test_loops_of_which_nobody_knows_the_trips_are_said():
+    def until_small(x):
+        return jax.lax.while_loop(lambda x: jnp.max(x) > 1, lambda x: x * 0.5, x)
+
+    x = jax.ShapeDtypeStruct((4096, 4096), "float32")
+    found = mw.plan(until_small, x, cluster="1x1 h200").trust
+    assert found.is_open and "priced as one trip each" in str(found)
+    assert not mw.plan(lambda x: x * 0.5, x, cluster="1x1 h200").trust.is_open

@@ -7,6 +7,7 @@ kinds do not depend on each other, so that the spread of a step is √(Σ (share
 
 import tomllib
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -40,6 +41,7 @@ class Trust(Printed):
         low_s, high_s: Nine of ten measured steps lie between these.
         shares: The parts of the step by kind of work, the largest first.
         unmeasured: The operations that are priced without measurement, with their parts of the step, the largest first.
+        is_open: Whether it has loops that end when something holds: each is priced as one trip.
     """
 
     step_s: float
@@ -47,6 +49,7 @@ class Trust(Printed):
     high_s: float
     shares: dict[str, float]
     unmeasured: dict[str, float]
+    is_open: bool = False
 
     def __rich__(self) -> RenderableType:
         lines = [f"{format_seconds(self.step_s)}, {self.interval}: nine of ten measured steps lie between these"]
@@ -62,11 +65,19 @@ class Trust(Printed):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Says which operations are priced without measurement, where they are more than a twentieth of the step."""
-        total = sum(self.unmeasured.values())
-        if total < 0.05:
-            return ()
-        return (f"{total:.0%} of the step is priced without measurement: {', '.join(self.unmeasured)}.",)
+        """Says what the interval does not cover, and which operations are priced without measurement.
+
+        Those are said where they are more than a twentieth of the step.
+        """
+        found, total = [], sum(self.unmeasured.values())
+        if self.is_open:
+            found.append(
+                "Loops that end when something holds are priced as one trip each, and take as many times that as they "
+                "have trips: plan.rehearse(…) with your own arrays measures them."
+            )
+        if total >= 0.05:
+            found.append(f"{total:.0%} of the step is priced without measurement: {', '.join(self.unmeasured)}.")
+        return tuple(found)
 
 
 def trust_of(plan: "PlanData") -> Trust | None:
@@ -90,15 +101,24 @@ def trust_of(plan: "PlanData") -> Trust | None:
     part = (1 - sent_s / step_s) / total if total else 0.0
     shares = {kind: seconds * part for kind, seconds in _largest(by_kind)}
     shares |= {COMMUNICATION: sent_s / step_s} if sent_s else {}
-    data, width = _data(), 0.0
     if "profile" in plan.provenance:  # its time was measured
-        spread = data["measured"]
+        bound = exp(_data()["width"] * _data()["measured"])
     else:
-        spread = sqrt(sum((share * data["kinds"][kind]) ** 2 for kind, share in shares.items()) + data["rest"] ** 2)
-        width = 0.0 if generation(chip) == data["generation"] else data["other_chips"]
-    bound = exp(data["width"] * sqrt(spread**2 + width**2))
+        bound = bound_of(shares, is_other=generation(chip) != _data()["generation"])
     told = {name: seconds * part for name, seconds in _largest(unmeasured)}
-    return Trust(step_s, step_s / bound, step_s * bound, shares, told)
+    return Trust(step_s, step_s / bound, step_s * bound, shares, told, bool(plan.provenance.get("loops")))
+
+
+def bound_of(shares: Mapping[str, float], is_other: bool = False) -> float:
+    """The factor by which a step may be longer or shorter than planned, by the parts of it that are of each kind.
+
+    Args:
+        shares: The parts by kind of work.
+        is_other: Whether the chip is none of those whose kernels were measured.
+    """
+    data = _data()
+    spread = sum((share * data["kinds"][kind]) ** 2 for kind, share in shares.items()) + data["rest"] ** 2
+    return exp(data["width"] * sqrt(spread + (data["other_chips"] ** 2 if is_other else 0.0)))
 
 
 def _largest(parts: dict[str, float]) -> list[tuple[str, float]]:
