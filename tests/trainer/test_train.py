@@ -104,6 +104,23 @@ def test_a_run_that_ended_early_continues_to_the_bit(whole, text, tmp_path, monk
     assert mw.train(**settings).step == STEPS  # and once more: there is nothing left to do
 
 
+def test_a_pipeline_evaluates_by_steps_that_learn_nothing(whole, text, tmp_path):
+    """Its losses, of training and held out, are those of the run on one mesh."""
+    _, logged, _, settings = whole
+    recipe = {"data": 1, "pipeline": 2, "microbatch": 8}
+    own = {"method": "auto", "cluster": "1x2 cpu", "recipe": recipe, "folder": str(tmp_path), "steps": 3}
+    found = []
+    staged = mw.train(**settings | own, on_log=lambda step, figures: found.append((step, figures)))
+    assert len(staged.plan.stages) == 2 and "held_out_loss" in found[-1][1]
+    expected = logged[: len(found)]
+    for name in ("loss", "grad_norm", "held_out_loss"):
+        one, other = (
+            [(step, figures[name]) for step, figures in lines if name in figures] for lines in (found, expected)
+        )
+        np.testing.assert_allclose(one, other, rtol=2e-4)
+    assert int(staged.state["step"]) == 3 and mw.saved_steps(tmp_path / "checkpoints") == [2, 3]
+
+
 def test_a_folder_of_another_run_is_refused(whole, text):
     _, _, folder, settings = whole
     with pytest.raises(
@@ -135,14 +152,16 @@ def test_adapters_are_trained_and_the_weights_stay(text, capsys):
         ({"model": "wide-resnet-250m", "shape": {}}, "has no sequence"),
         ({"shape": {"layer": 1}}, "no option 'layer'"),
         ({"lora": {"targets": ["query"]}}, "lora.targets has 'query', which is no weight of llama-tiny; there are"),
-        ({"method": "zero3", "pipeline": True}, "pipeline is for the method auto"),
-        ({"method": "auto", "pipeline": True, "evaluation": {}}, "evaluation runs on one mesh, and a pipeline has"),
+        ({"method": "zero3", "pipeline": True}, "method, pipeline and recipe each say how the step is split"),
+        ({"method": "auto", "pipeline": True, "recipe": {"pipeline": 2}}, "give one of them"),
+        ({"method": "auto", "recipe": {"pipelines": 2}}, "recipe has no 'pipelines'; the nearest is pipeline"),
+        ({"method": "auto", "recipe": {"pipeline": 2}, "recompute": "full"}, "chooses what each stage recomputes"),
         ({"method": "auto", "pipeline": True, "lora": {}, "export": "tuned"}, "adapters are added to .* on one mesh"),
         ({"export": "nowhere/tuned"}, "export is nowhere/tuned, and there is no folder nowhere; make it first"),
     ],
 )
 def test_what_cannot_run_is_refused_before_it_is_planned(change, message, text):
-    with pytest.raises(TrainingError, match=message):
+    with pytest.raises(mw.MeshwrightError, match=message):
         mw.train(**RUN | {"data": text} | change)
 
 
@@ -174,7 +193,9 @@ def test_stages_are_looked_for_only_where_a_run_can_have_them(change, pipeline, 
 
 def test_what_does_not_fit_says_that_no_stages_were_looked_for(text):
     settings = RUN | {"data": text, "method": "auto", "cluster": "1x8 cpu", "evaluation": {}}
-    with pytest.raises(mw.DoesNotFit, match="No plan in stages was looked for: evaluation runs on one mesh") as raised:
+    with pytest.raises(
+        mw.DoesNotFit, match="No plan in stages was looked for: evaluation then takes a whole step"
+    ) as raised:
         mw.train(**settings | {"shape": {"layers": 1, "hidden": 2**20}})
     assert raised.value.needed_bytes > raised.value.limit_bytes
 

@@ -23,7 +23,7 @@ def make_optimizer(settings: Settings) -> tuple[Any, Callable[[int], float]]:
     known = {name: f for name, f in _functions(optax) if "learning_rate" in inspect.signature(f).parameters}
     make = _named("optimizer", chosen.name, known)
     rate = _schedule(settings)
-    made = _called(f"optimizer.options of {chosen.name}", make, {**chosen.options, "learning_rate": rate})
+    made = called(f"optimizer.options of {chosen.name}", make, {**chosen.options, "learning_rate": rate})
     limit = [optax.clip_by_global_norm(chosen.clip_norm)] if chosen.clip_norm else []
     return optax.chain(*limit, made), rate
 
@@ -45,7 +45,7 @@ def _schedule(settings: Settings) -> Callable[[int], float]:
     if "peak_value" in takes:
         given["init_value"] = 0.0
     options = {name: value for name, value in given.items() if name in takes} | schedule.options
-    found: Callable[[int], float] = _called(f"schedule.options of {schedule.name}", make, options)
+    found: Callable[[int], float] = called(f"schedule.options of {schedule.name}", make, options)
     return found
 
 
@@ -61,7 +61,8 @@ def _named(what: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Cal
     return known[name]
 
 
-def _called(where: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+def called(where: str, make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """What a function makes of options; those that it has not or cannot take are refused, with where they stand."""
     takes = inspect.signature(make).parameters
     for name in options:
         if name not in takes:

@@ -136,6 +136,7 @@ class Settings:
             Without it nothing is kept.
         export: A folder for the trained weights, adapters included, as a model of Hugging Face.
         cluster, method, pipeline, microbatches: As for `mw.parallelize`.
+        recipe: A pipeline that is given instead of searched for, as the arguments of `mw.ThreeD`.
         recompute: What the backward pass computes again, as for `mw.Auto`.
     """
 
@@ -153,6 +154,7 @@ class Settings:
     cluster: str = "local"
     method: str = "auto"
     pipeline: bool = False
+    recipe: dict[str, Any] = field(default_factory=dict)
     microbatches: Count | Literal["auto"] | None = None
     recompute: str = "auto"
     optimizer: Optimizer = Optimizer()
@@ -166,6 +168,11 @@ class Settings:
     def rows(self) -> int:
         """Sequences of a step."""
         return self.batch_tokens // self.seq
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether a pipeline is asked for."""
+        return self.pipeline or bool(self.recipe)
 
 
 _SHORT = {"data": "path", "optimizer": "name", "schedule": "name"}  # what a text in place of a table stands for

@@ -54,6 +54,24 @@ def make_train_step(
     return train_step
 
 
+def make_either_step(train_step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]) -> Callable[..., Any]:
+    """``either_step(state, batch, learns)``: the train step, or its figures alone, with the state as it was.
+
+    A pipeline's parameters are on the devices of its stages, where only the step's own programs compute with them: its
+    loss of held-out rows is that of a step that learns nothing from them.
+    """
+
+    def either_step(state: PyTree, batch: PyTree, learns: Any) -> tuple[PyTree, PyTree]:
+        after, results = train_step(state, batch)
+        changed = {name: part for name, part in after.items() if name != "frozen"}
+        kept = jax.tree.map(
+            lambda new, old: jnp.where(learns, new, old), changed, {name: state[name] for name in changed}
+        )
+        return after | kept, results
+
+    return either_step
+
+
 def make_evaluation(model: TrainedModel, scale: float, *, has_adapters: bool) -> Callable[..., Any]:
     """The loss as a function of the state's parts, by the names that `mw.follow` finds their shardings by."""
     if not has_adapters:

@@ -11,21 +11,23 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
+import numpy as np
 
 from meshwright import jax_devices
 from meshwright.errors import DoesNotFit, TrainingError
 from meshwright.facade import Plan
+from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.runtime.processes.preemption import preempted
 from meshwright.trainer.export import check_export, export
 from meshwright.trainer.metrics import Meter, Planned, slower_than_planned
 from meshwright.trainer.models import TrainedModel, find_model
-from meshwright.trainer.optimizers import make_optimizer, nearest
+from meshwright.trainer.optimizers import called, make_optimizer, nearest
 from meshwright.trainer.order import Windows, check_parts, ordered_batches
 from meshwright.trainer.run_folder import RunFolder
 from meshwright.trainer.settings import Settings, read_settings
 from meshwright.trainer.sinks import Sink, make_sinks
-from meshwright.trainer.steps import make_evaluation, make_init, make_train_step
+from meshwright.trainer.steps import make_either_step, make_evaluation, make_init, make_train_step
 from meshwright.trainer.tokens import Tokens, read_tokens
 from meshwright.training.checkpoints import restore, save, saved_steps
 from meshwright.training.data import batches
@@ -127,8 +129,10 @@ class _Run:
         adapters, scale = _adapters(settings, self.model)
         self.scale = scale
         self.init = make_init(self.model, optimizer, adapters)
+        train_step = make_train_step(self.model, optimizer, scale)
+        self._is_either = settings.is_staged and settings.evaluation is not None
         self.step: Parallelized = parallelize(
-            make_train_step(self.model, optimizer, scale),
+            make_either_step(train_step) if self._is_either else train_step,
             cluster=settings.cluster,
             method=_method(settings),
             microbatches=settings.microbatches,
@@ -167,13 +171,22 @@ class _Run:
             export(self.settings, self.model, state, self.scale)
         return Trained(state, step, step >= self.settings.steps, plan, loop.figures)
 
+    def _learns(self, value: bool) -> tuple[Any, ...]:
+        """What the step is told besides state and batch: whether it learns, where it also evaluates."""
+        return (np.bool_(value),) if self._is_either else ()
+
+    def learn(self, state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        """One step of the training."""
+        found: tuple[PyTree, PyTree] = self.step(state, batch, *self._learns(True))
+        return found
+
     def _plan(self) -> Plan:
         """Plans the step, and prints the plan."""
         types = jax.eval_shape(self.init, jax.random.key(0))
         try:
-            plan = self.step.plan(types, self.model.batch)
+            plan = self.step.plan(types, self.model.batch, *self._learns(True))
         except DoesNotFit as error:
-            if (cause := _why_one_mesh(self.settings)) is not None:
+            if not self.settings.is_staged and (cause := _why_no_stages(self.settings)) is not None:
                 error.args = (f"{error}\nNo plan in stages was looked for: {cause}.",)
             raise
         if jax.process_index() == 0:
@@ -206,15 +219,21 @@ class _Run:
         )
         return batches(order, self.step)
 
-    def evaluate(self, state: PyTree) -> float:
-        """The mean loss of the held-out batches."""
+    def evaluate(self, state: PyTree) -> tuple[PyTree, float]:
+        """The state, which a pipeline gives back, and the mean loss of the held-out batches."""
         assert self.settings.evaluation is not None
         rows, part, num_parts = self.settings.rows, jax.process_index(), jax.process_count()
         count = min(self.settings.evaluation.batches, -(-len(self.held_out) // rows))
         order = ordered_batches(self.held_out, rows, 0, count, seed=None, part=part, num_parts=num_parts)
-        weights = [state[name] for name in ("params", "frozen") if name in state]
-        losses = [self.held_out_loss(*weights, batch) for batch in batches(order, self.held_out_loss)]
-        return sum(map(float, losses)) / count
+        losses = []
+        for batch in batches(order, self.step if self._is_either else self.held_out_loss):
+            if self._is_either:
+                state, results = self.step(state, batch, *self._learns(False))
+                losses.append(results["loss"])
+            else:
+                weights = [state[name] for name in ("params", "frozen") if name in state]
+                losses.append(self.held_out_loss(*weights, batch))
+        return state, sum(map(float, losses)) / count
 
 
 class _Loop:
@@ -232,7 +251,7 @@ class _Loop:
         results, step = None, start
         feed = self._run.batches(start)
         while step < self._settings.steps:
-            state, results = self._run.step(state, self._next(feed, results))
+            state, results = self._run.learn(state, self._next(feed, results))
             step += 1
             self._meter.step()
             if step == start + 1:  # planning and compiling are no part of a step
@@ -241,7 +260,7 @@ class _Loop:
             is_last = step == self._settings.steps or (keeps and preempted())
             if is_last or step % self._settings.log.every == 0:
                 self._log(step, results)
-            self._between(step, state, is_last)
+            state = self._between(step, state, is_last)
             if is_last:
                 break
         return state, step
@@ -263,18 +282,20 @@ class _Loop:
             print(line, flush=True)
         self._is_slow = line is not None
 
-    def _between(self, step: int, state: PyTree, is_last: bool) -> None:
-        """Evaluates and saves where that is due."""
+    def _between(self, step: int, state: PyTree, is_last: bool) -> PyTree:
+        """Evaluates and saves where that is due; gives back the state."""
         asked, checkpoints = self._settings.evaluation, self._settings.checkpoints
         if asked is not None and (is_last or step % asked.every == 0):
             jax.block_until_ready(state["step"])
             with self._meter.waiting("evaluation"):
                 further = self._hook(step, state) if self._hook else {}
-                self._say(step, {"held_out_loss": self._run.evaluate(state), **further})
+                state, held_out_loss = self._run.evaluate(state)
+                self._say(step, {"held_out_loss": held_out_loss, **further})
         if self._settings.folder is not None and (is_last or step % checkpoints.every == 0):
             jax.block_until_ready(state["step"])
             with self._meter.waiting("checkpoints"):
                 save(self._run.folder.checkpoints, step, state, keep=checkpoints.keep, wait=is_last)
+        return state
 
     def _say(self, step: int, figures: Mapping[str, float]) -> None:
         self.figures = {**self.figures, **figures}
@@ -283,20 +304,29 @@ class _Loop:
 
 
 def _method(settings: Settings) -> Method:
-    method, cause = replace(find_method(settings.method), recompute=settings.recompute), _why_one_mesh(settings)
-    if settings.pipeline:
-        if method != Auto():
-            raise TrainingError(f"pipeline is for the method auto, not for {settings.method}; leave one of them out")
-        if cause is not None:
+    method = find_method(settings.method)
+    if settings.is_staged:
+        if method != Auto() or (settings.pipeline and settings.recipe):
+            raise TrainingError("method, pipeline and recipe each say how the step is split; give one of them")
+        if (cause := _why_one_mesh(settings)) is not None:
             raise TrainingError(f"{cause}, and a pipeline has several; leave one of them out")
-        return Auto(pipeline=True)
-    return replace(method, pipeline=False) if cause is not None and isinstance(method, Auto) else method
+        if settings.pipeline:
+            return Auto(pipeline=True, recompute=settings.recompute)
+        recipe: Method = called("recipe", ThreeD, settings.recipe)
+        return replace(recipe, recompute=settings.recompute)
+    method = replace(method, recompute=settings.recompute)
+    return replace(method, pipeline=False) if _why_no_stages(settings) and isinstance(method, Auto) else method
+
+
+def _why_no_stages(settings: Settings) -> str | None:
+    """Why stages are not looked for where nothing else fits; None if they are."""
+    if settings.evaluation is not None:
+        return "evaluation then takes a whole step for each batch; `pipeline = true` accepts that"
+    return _why_one_mesh(settings)
 
 
 def _why_one_mesh(settings: Settings) -> str | None:
     """What of a run cannot be done with a plan in stages; None if all can."""
-    if settings.evaluation is not None:
-        return "evaluation runs on one mesh"
     if settings.lora is not None and (settings.path is not None or settings.export is not None):
         return "adapters are added to a checkpoint's weights on one mesh"
     return None
