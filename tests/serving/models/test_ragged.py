@@ -1,5 +1,7 @@
 """Pages for TPUs: the kernel is told what it needs, the step is lowered for TPUs with it, and elsewhere it is plain."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,8 +58,10 @@ def test_what_is_written_is_read_as_from_pages_of_keys_and_of_values():
         arrays, of_rows, second = step(params, arrays, jnp.zeros(4, jnp.int32), packed)
         taken = decoder.take(5, arrays, jnp.array([5, 0, 6, 7]))
         back = decoder.take(5, decoder.put(arrays, taken, jnp.array([5, 0, 0, 1])), jnp.array([5, 0, 0, 1]))
-        scores.append([first, second, of_rows[:1], taken, back])
-    jax.tree.map(np.testing.assert_array_equal, *scores)
+        jax.tree.map(np.testing.assert_array_equal, taken, back)
+        scores.append([first, second, of_rows[:1], taken])
+    # The operands of products lie otherwise in the other cache, and CPUs differ in the order in which they then add.
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *scores)
 
 
 def test_a_step_for_tpus_has_the_kernel_for_rows_and_prompts_of_each_layer():
