@@ -11,10 +11,12 @@ import logging
 import os
 import signal
 import sys
+import time
 
 import hypothesis
 import pytest
 
+from meshwright import jit
 from tests.compiling import FLAGS
 
 devices = "--xla_force_host_platform_device_count=8"
@@ -24,6 +26,7 @@ os.environ["MESHWRIGHT_MEASURE"] = "never"
 os.environ["MESHWRIGHT_STRICT"] = "1"
 os.environ["MESHWRIGHT_PROGRESS"] = "0"
 os.environ["MESHWRIGHT_COMPILE_BESIDE"] = "0"
+jit.now = time.process_time  # what a search finds within its seconds does not depend on what else the machine does
 gc.set_threshold(100_000, 10, 10)
 # A busy machine is no mistake of the code: neither an example nor the drawing of all has a time limit.
 hypothesis.settings.register_profile(

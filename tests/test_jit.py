@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -71,7 +70,7 @@ def test_the_clock_of_solves_stands_still_while_kernels_are_compiled(fresh):
         say("adding up")
         before = compiling.seconds
         fresh(np.arange(5))
-        earlier, clock, later = time.perf_counter(), jit.clock(), time.perf_counter()
+        earlier, clock, later = jit.now(), jit.clock(), jit.now()
     assert compiling.seconds > before and earlier <= clock + compiling.seconds <= later
     assert said[0] == said[2] == "adding up"
     assert said[1].startswith(f"compiling {fresh.name}, once on this machine: about")

@@ -74,14 +74,14 @@ class Compiling:
     def making(self, kernel: "Kernel") -> Iterator[None]:
         """Counts the time, and notifies the watchers unless the kernel is only loaded from disk."""
         with self._busy:
-            begin, fresh = time.perf_counter(), not kernel.is_kept
+            begin, fresh = now(), not kernel.is_kept
             if fresh:
                 self.names.append(kernel.name)
                 self._tell(f"compiling {kernel.name}, once on this machine: about {kernel.patience_s:.0f} s")
             try:
                 yield
             finally:
-                self.seconds += time.perf_counter() - begin
+                self.seconds += now() - begin
                 if fresh:
                     self._tell(None)
 
@@ -94,9 +94,13 @@ compiling = Compiling()
 _here = _Here()
 
 
+#: The time that searches and compilations count. Tests count CPU time, so that no search is cut short by other load.
+now = time.perf_counter
+
+
 def clock() -> float:
-    """`time.perf_counter` without the time in which kernels are loaded or compiled: that time is not solving time."""
-    return time.perf_counter() - compiling.seconds
+    """The time `now` without the time in which kernels are loaded or compiled: that time is not solving time."""
+    return now() - compiling.seconds
 
 
 class _Overtime(Exception):
@@ -200,7 +204,7 @@ class Kernel:
         if _here.interpreting:
             return self.plain(*args)
         before = [(array, array.copy()) for array in _written(args)] if self.pauses else []
-        started, begin, _here.interpreting = time.perf_counter(), time.thread_time(), True
+        started, begin, _here.interpreting = now(), time.thread_time(), True
         if _here.noted is None and self.spent_s < self.patience_s:
             _here.until = begin + self.patience_s - self.spent_s
         try:
@@ -213,7 +217,7 @@ class Kernel:
             _here.interpreting, _here.until = False, np.inf
             self.spent_s += time.thread_time() - begin
             if self.pauses:  # compiled it would have taken next to no time, and waiting for that would not have counted
-                compiling.seconds += time.perf_counter() - started
+                compiling.seconds += now() - started
         return self(*args)
 
 
