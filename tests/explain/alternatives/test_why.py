@@ -46,6 +46,15 @@ def test_what_the_method_lays_down_is_said_with_what_it_costs():
     assert "not allowed by DataParallel" in str(explanation)
 
 
+def test_what_is_fixed_in_the_plan_that_auto_took_is_not_said_to_be_prescribed_by_auto():
+    plan = plan_of("mlp", (4,), mw.Auto(fix={"state/params/*": P()}), batch=256, hidden=32)
+    path = next(t.path for t in plan.arguments if t.role == "parameters" and len(t.shape) == 2)
+    explanation = plan.explain(path, SECONDS)
+    assert explanation.forced_by == "method"
+    assert explanation.reason.startswith("Auto took a plan in which it is fixed; without that")
+    assert "not allowed in the plan that Auto took" in " ".join(str(explanation).split())
+
+
 def test_what_memory_forces_is_said_with_what_would_do_without():
     free = plan_of("gpt-tiny", (4, 2), mw.Auto())
     tight = plan_of("gpt-tiny", (4, 2), mw.Auto(), memory_bytes=int(0.75 * free.memory.peak_bytes))

@@ -1,5 +1,6 @@
 """What is printed of a plan: one screen, and tables of tensors."""
 
+import jax
 import pytest
 
 import meshwright as mw
@@ -74,3 +75,10 @@ def test_plans_for_different_problems_say_so():
     )
     assert str(found).startswith("the plans are for different problems: batch/labels is int32[8, 16] in one and")
     assert one.diff(one).problems == () and "different problems" not in str(one.diff(one))
+
+
+def test_nothing_is_said_of_communication_where_there_is_none():
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    text = str(mw.plan(lambda x: x @ x, x, cluster="1x8 h100"))
+    (step,) = (line for line in text.splitlines() if line.startswith("step "))
+    assert step.endswith("µs, all of it compute")

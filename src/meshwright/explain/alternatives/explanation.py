@@ -141,7 +141,8 @@ class Explanation(Printed):
         return mark + cost_text(self.plan, figure), mark + _signed(self.plan, a.difference), memory
 
     def _because(self, a: Alternative) -> str:
-        notes = [] if a.allowed else [f"not allowed by {self.plan.method}"]
+        by = "in the plan that Auto took" if self.plan.method == "Auto" else f"by {self.plan.method}"
+        notes = [] if a.allowed else [f"not allowed {by}"]
         if not a.fits:
             notes.append("does not fit the memory")
         elif a.at_least == float("inf"):

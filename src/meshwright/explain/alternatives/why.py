@@ -196,7 +196,9 @@ class Explainer:
             best = min(found, key=lambda a: a.difference)
             gain = cost_text(plan, abs(best.difference))
             could = f"{best.symbols} would {'save' if best.difference < 0 else 'cost'} {gain}"
-            return "method", f"{plan.method} prescribes it; without that, {could}."
+            # Auto may take the plan of a named method, or fix what the user fixes: it prescribes nothing of its own.
+            fixed = "Auto took a plan in which it is fixed" if plan.method == "Auto" else f"{plan.method} prescribes it"
+            return "method", f"{fixed}; without that, {could}."
         if (memory := self._memory_reason(node, chosen)) is not None:
             return "memory", memory
         solved = [a for a in usable if a.cost < float("inf")]

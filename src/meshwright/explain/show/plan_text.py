@@ -82,6 +82,8 @@ def step_text(plan: "PlanData") -> str:
         step, waiting, busy, sent = (
             format_seconds(v) for v in (cost.step, cost.waiting, cost.step - cost.waiting, cost.communication)
         )
+        if len(plan.stages) <= 1 and not plan.collectives:
+            return f"{step}{interval}, all of it compute"
         what = "waiting for other stages and communication" if len(plan.stages) > 1 else "waiting for communication"
         return f"{step}{interval} = {busy} compute + {waiting} {what}, which alone would take {sent}"
     total, compute, sent = (cost_text(plan, v) for v in (plan.cost.total, plan.cost.compute, plan.cost.communication))
