@@ -1,5 +1,6 @@
 """`mw.get_model` with several engines: replicas, stages, prompts and answers apart, and what a plan chose."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ pytest.importorskip("safetensors", reason="meshwright.hf needs safetensors, toke
 from safetensors.numpy import load_file
 
 import meshwright as mw
+from meshwright.serving.planning.prices import StepPrices
+from meshwright.serving.planning.split import Degrees
 
 pytestmark = [pytest.mark.slow, pytest.mark.devices]
 REFERENCES = Path(__file__).parents[1] / "hf" / "references"
@@ -38,6 +41,20 @@ def test_what_a_plan_chose_is_run():
     plan = mw.plan_serving(mw.hf.load(REFERENCES / "llama").config, "1x2 cpu", traffic, apart=True)
     assert plan.chosen.apart
     assert "for prompts" in check("llama", cluster="1x2 cpu", plan=plan)
+
+
+def test_experts_that_a_plan_deals_to_devices_are_there():
+    traffic = mw.Traffic(rate=1, tokens_in=20, tokens_out=64)
+    plan = mw.plan_serving(mw.hf.load(REFERENCES / "mixtral").config, "1x2 cpu", traffic, apart=False)
+    (group,) = plan.chosen.groups
+    old = group.kind.prices
+    prices = StepPrices(old.work, old.cluster, Degrees(tensor=2, expert=2), old.storage, old.engine)
+    dealt = replace(group, kind=replace(group.kind, prices=prices), count=1)
+    plan = replace(plan, chosen=replace(plan.chosen, groups=(dealt,)))
+    with mw.get_model(REFERENCES / "mixtral", cluster="1x2 cpu", plan=plan) as model:
+        experts = {t.path: t.spec for t in model.plan.decode.arguments if t.path.endswith(("/gate", "/up", "/down"))}
+    assert experts and all(spec[0] == ("x",) and not any(spec[1:]) for spec in experts.values())
+    check("mixtral", cluster="1x2 cpu", plan=plan)
 
 
 @pytest.mark.parametrize(

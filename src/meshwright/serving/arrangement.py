@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from jax.sharding import PartitionSpec
+
 from meshwright.errors import ServingError
-from meshwright.planner.methods import Method
+from meshwright.planner.methods import Auto, Method
 from meshwright.serving.planning.serving_plan import Replicas, ServingPlan
 from meshwright.serving.planning.split import BYTES
 from meshwright.serving.sizes import Sizes
 
 #: Lengths that are compiled for caches that pass from engine to engine are so many times apart.
 _APART = 4
+#: Experts dealt to devices: the first dim of their weights.
+_DEALT = {f"params/layers/*/{name}": PartitionSpec("x") for name in ("gate", "up", "down")}
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,11 @@ def _planned(replicas: Replicas) -> ReplicaGroup:
             f"the plan keeps {small[0]} in {getattr(storage, small[0])}, and the engine keeps them in the dtype of the "
             "model; plan with weights and cache of bfloat16"
         )
-    together = split.data == split.expert == 1 and split.tensor > 1
     chunk = None if replicas.kind.role == "decode" else limits.chunk
     sizes = Sizes(max_len=limits.max_len, slots=limits.slots, chunk=chunk)
-    method = "tensor" if together else None
+    method: Method | str | None = "tensor" if split.tensor > 1 and split.data == 1 else None
+    if split.expert > 1:  # each device has whole experts; everything else is planned around them
+        method = Auto(fix=_DEALT, mesh_shapes=((split.tensor * split.data,),))
     return ReplicaGroup(replicas.count, split.pipeline, split.num_devices // split.pipeline, method, sizes)
 
 

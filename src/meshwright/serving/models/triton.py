@@ -56,8 +56,9 @@ class Tiling:
 class TritonCache(SlotCache):
     """Slots, in one bank, of a model or a stage of it that is whole on one GPU: XLA cannot split a kernel by itself."""
 
-    # Of one row XLA makes products into sums, which it merges into whatever reads them: on an H200 a step of
-    # Llama-3-8B took 11.3 ms. Of eight rows it joins the products for queries, keys and values; idle rows cost nothing.
+    # Of one row XLA 0.11 makes the products for keys and values into sums: one multiplies all weights out to memory,
+    # the other is computed within the concatenation below. Of eight rows it joins them with the queries'; idle rows
+    # cost nothing. (Seen in what is compiled for an H200, where a step of Llama-3-8B took 11.3 ms on a busy host.)
     least_rows: ClassVar[int] = 8
 
     def mix_rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[Array, PyTree]:
