@@ -181,6 +181,17 @@ def test_bodies_must_say_that_they_are_json(server):
     assert status == 415 and "send JSON with Content-Type: application/json" in answer["error"]["message"]
 
 
+def test_a_body_that_is_announced_too_large_is_not_waited_for(server):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.putrequest("POST", TEXT)
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", str(10**12))
+    connection.endheaders()
+    answer = connection.getresponse()
+    assert answer.status == 413 and "send less" in json.loads(answer.read())["error"]["message"]
+    connection.close()
+
+
 def test_lines_that_are_no_http(server):
     for line in (
         b"nonsense\r\n\r\n",

@@ -44,6 +44,11 @@ async def read_object(request: Request, settings: ServerSettings) -> dict[str, A
 
 
 async def _read_body(request: Request, most_bytes: int) -> bytes:
+    text = f"the body has more than {most_bytes} bytes; send less"
+    too_large = Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, headers={"Connection": "close"})
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > most_bytes:  # nobody waits for what will be refused
+        raise too_large
     body = bytearray()
     while True:
         message = await request.receive()
@@ -51,8 +56,7 @@ async def _read_body(request: Request, most_bytes: int) -> bytes:
             raise ClientLeft
         body += message.get("body", b"")
         if len(body) > most_bytes:
-            text = f"the body has more than {most_bytes} bytes; send less"
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, headers={"Connection": "close"})
+            raise too_large
         if not message.get("more_body", False):
             return bytes(body)
 
