@@ -71,6 +71,7 @@ class Store:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
+        self._folders: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self._there: defaultdict[str, threading.Event] = defaultdict(threading.Event)
         self._lock = threading.Lock()
 
@@ -83,6 +84,8 @@ class Store:
         self._count(len(key) + len(text))
         with self._lock:
             self._texts[key] = text
+            folder, _, name = key.rpartition("/")
+            self._folders[f"{folder}/"][name] = text
             self._there[key].set()
         return True
 
@@ -96,14 +99,15 @@ class Store:
 
     def all(self, folder: str) -> dict[str, str]:
         with self._lock:
-            found = {k.removeprefix(folder): v for k, v in self._texts.items() if k.startswith(folder)}
-        self._count(sum(len(k) + len(v) for k, v in found.items()))
+            found = dict(self._folders[folder])
+        self._count(len(folder) + sum(len(folder) + len(k) + len(v) for k, v in found.items()))
         return found
 
     def forget(self, key: str) -> None:
         with self._lock:
             for old in [k for k in self._texts if k.startswith(key)]:
-                del self._texts[old], self._there[old]
+                folder, _, name = old.rpartition("/")
+                del self._texts[old], self._there[old], self._folders[f"{folder}/"][name]
 
 
 class Counts(defaultdict[Any, int]):

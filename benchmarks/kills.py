@@ -203,6 +203,8 @@ class Killer:
         for i in range(number):
             fault = FAULTS[i % len(FAULTS)]
             self.wait("the run to step", lambda: {mark[1] for mark in self.marks().values()} == {"stepping"})
+            began = len(self.losses())
+            self.wait("some steps", lambda: len(self.losses()) >= began + 2 * EVERY)  # noqa: B023
             if fault == "stop":
                 self.stop_one(engine)
             elif fault == "disk" and has_disk:
