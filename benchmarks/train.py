@@ -110,7 +110,8 @@ def main() -> None:
     print(*rows, sep="\n", flush=True)
     rows.append(loop(short, parsed.steps, parsed.rounds, vocab))
     header = ("", "measured", "planned, or by hand", "difference")
-    table("Train on one device", (__doc__ or "").split("\n")[0], header, rows)
+    device, command = jax.devices()[0].device_kind, " ".join(["python benchmarks/train.py", *sys.argv[1:]])
+    table("Train on one device", f"{(__doc__ or '').splitlines()[0]} One {device}: `{command}`.", header, rows)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,30 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from meshwright.errors import TrainingError
-from meshwright.trainer.metrics import slower_than_planned
+from meshwright.trainer.metrics import Meter, Planned, slower_than_planned
 from meshwright.trainer.settings import read_settings
 from meshwright.trainer.sinks import make_sinks
 
 
 def test_a_run_that_is_slower_than_planned_says_where_the_time_goes():
-    figures = {"step_s": 0.114, "planned_step_s": 0.1, "input_s": 0.0}
+    figures = {"step_s": 0.114, "planned_step_s": 0.1, "input_s": 0.0, "log_s": 0.0}
     assert slower_than_planned(figures) is None
     slow = slower_than_planned(figures | {"step_s": 0.12})
     assert slow.startswith("steps take 120 ms, 20% more than the planned 100 ms, in the step on the devices")
     starved = slower_than_planned(figures | {"step_s": 0.12, "input_s": 0.015})
     assert "15 ms of it waiting for data" in starved
+    hooked = slower_than_planned(figures | {"step_s": 0.12, "log_s": 0.018})
+    assert "18 ms of it in writing the log and what on_log calls" in hooked
+
+
+def test_the_time_of_hooks_is_measured_apart_from_that_of_data_and_checkpoints():
+    meter = Meter(Planned(1.0, 0.0, 0.0), tokens=8)
+    meter.step()
+    with meter.waiting("log"):
+        pass
+    meter.lose_input(0.5)
+    figures = meter.mark()
+    assert 0 < figures["log_s"] < figures["step_s"] and figures["input_s"] == 0.5 and figures["checkpoint_s"] == 0
 
 
 def test_lines_of_steps_that_run_again_are_dropped(tmp_path):

@@ -53,7 +53,7 @@ class Meter:
 
     def __init__(self, planned: Planned, tokens: int):
         self._planned, self._tokens = planned, tokens
-        self._lost = {"input": 0.0, "checkpoints": 0.0, "evaluation": 0.0}
+        self._lost = {"input": 0.0, "checkpoints": 0.0, "evaluation": 0.0, "log": 0.0}
         self._since = time.perf_counter()
         self._steps = 0
 
@@ -87,6 +87,7 @@ class Meter:
             "mfu": self._planned.model_flops / step_s / self._planned.peak_flops if self._planned.peak_flops else 0.0,
             "input_s": lost["input"] / steps,
             "checkpoint_s": lost["checkpoints"] / steps,
+            "log_s": lost["log"] / steps,
         }
         memory = _peak_bytes()
         return figures | ({"peak_bytes": float(memory)} if memory else {})
@@ -104,9 +105,12 @@ def slower_than_planned(figures: Mapping[str, float]) -> str | None:
     if not planned or step_s < _SLOW * planned:
         return None
     extra = step_s - planned
-    waited = figures["input_s"]
-    if waited > extra / 2:
+    if (waited := figures["input_s"]) > extra / 2:
         where = f"{format_seconds(waited)} of it waiting for data: read ahead, or from a quicker disk"
+    elif (said := figures["log_s"]) > extra / 2:
+        where = (
+            f"{format_seconds(said)} of it in writing the log and what on_log calls: log less often, or do less there"
+        )
     else:
         where = "in the step on the devices: `meshwright rehearse` and a profile show which part"
     return (

@@ -55,7 +55,7 @@ _SHOWN: dict[str, Callable[[float], str]] = {
     "mfu": lambda value: f"MFU {value:.1%}",
     "peak_bytes": lambda value: f"{format_bytes(value)} at most",
 }
-_UNSHOWN = ("planned_step_s", "input_s", "checkpoint_s")
+_UNSHOWN = ("planned_step_s", "input_s", "checkpoint_s", "log_s")
 
 
 def _to_lines(path: Path, start: int) -> Sink:

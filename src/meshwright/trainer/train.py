@@ -290,7 +290,7 @@ class _Loop:
             with self._meter.waiting("evaluation"):
                 further = self._hook(step, state) if self._hook else {}
                 state, held_out_loss = self._run.evaluate(state)
-                self._say(step, {"held_out_loss": held_out_loss, **further})
+            self._say(step, {"held_out_loss": held_out_loss, **further})
         if self._settings.folder is not None and (is_last or step % checkpoints.every == 0):
             jax.block_until_ready(state["step"])
             with self._meter.waiting("checkpoints"):
@@ -299,8 +299,9 @@ class _Loop:
 
     def _say(self, step: int, figures: Mapping[str, float]) -> None:
         self.figures = {**self.figures, **figures}
-        for sink in self._sinks:
-            sink(step, figures)
+        with self._meter.waiting("log"):  # the devices are idle, since the figures are theirs
+            for sink in self._sinks:
+                sink(step, figures)
 
 
 def _method(settings: Settings) -> Method:
