@@ -6,20 +6,19 @@ plain code and with `jax.checkpoint` around all but products and fused attention
 alone. The published utilisation is that of a run of about this model and size on such devices. Utilisation counts the
 products of the model, without recomputation, as publications do; seconds to plan are seconds of one core.
 
-    python benchmarks/expert.py [WORD …]    # only the cases with these words in their names
+    python benchmarks/expert.py [WORD …]    # only the cases with these words; rows of earlier runs are kept
 """
 
 import multiprocessing
-import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from report import table
+from report import kept, table
 
 COLUMNS = ("case", "plan", "step s", "simulated s", "utilisation", "published", "GiB", "seconds to plan")
 PLAIN, SELECTIVE, FULL = "none", "selective", "full"
@@ -81,17 +80,14 @@ def planned(case: Case, checkpoint: str) -> list[str]:
 
 
 def main() -> None:
-    wanted = [case for case in CASES if all(word in str(case) for word in sys.argv[1:])]
-    pairs = [(case, checkpoint) for case in wanted for checkpoint in case.checkpoints]
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(planned, *pair): pair for pair in pairs}
-        for _ in as_completed(running):  # the largest take minutes: the table is kept whenever one more row is known
-            rows = [row.result() if row.done() else _unfinished(*pair) for row, pair in running.items()]
-            table("Expert" if len(wanted) == len(CASES) else "Expert some", __doc__, COLUMNS, rows)
-
-
-def _unfinished(case: Case, checkpoint: str) -> list[str]:
-    return [f"{case} ({checkpoint})", "not finished", *[""] * (len(COLUMNS) - 2)]
+    """Plans one case after the other, each in a process of its own, and keeps the table after each."""
+    pairs = {f"{case} ({checkpoint})": (case, checkpoint) for case in CASES for checkpoint in case.checkpoints}
+    rows = kept("Expert")
+    for name, pair in pairs.items():
+        if all(word in name for word in sys.argv[1:]):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                rows[name] = pool.submit(planned, *pair).result()
+            table("Expert", __doc__, COLUMNS, [rows[known] for known in pairs if known in rows])
 
 
 if __name__ == "__main__":

@@ -3,18 +3,17 @@
 Models of the zoo on eight clusters. Every method plans alone, by `mw.plan`, as a user would ask. A step within 1%
 counts as equal: of such plans the simplest is taken.
 
-    python benchmarks/ranking.py [WORD …]    # only the cases with these words
+    python benchmarks/ranking.py [WORD …]    # only the cases with these words; rows of earlier runs are kept
 """
 
 import multiprocessing
-import os
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from report import table
+from report import kept, table
 
 CLUSTERS = (
     "1x4 h100",
@@ -36,7 +35,7 @@ MODELS = (
     ("mixtral-8x7b", {"layers": 1, "batch": 64, "seq": 1024}),
     ("wide-resnet-tiny", {"batch": 128}),
 )
-COLUMNS = ("model", "cluster", "Auto ms", "its plan", "best other", "ms", "Auto ÷ best other", "")
+COLUMNS = ("case", "Auto ms", "its plan", "best other", "ms", "Auto ÷ best other", "")
 
 
 def compared(model: str, options: dict, description: str) -> list[str]:
@@ -68,23 +67,28 @@ def compared(model: str, options: dict, description: str) -> list[str]:
             continue
         steps[repr(method)] = plan
     auto = steps.pop(repr(mw.Auto()), None)
-    name = " ".join([model, *(f"{key}={value}" for key, value in options.items())])
+    name = _name(model, options, description)
     if auto is None or not steps:
-        return [name, description, "–", "does not fit", "–", "–", "–", ""]
+        return [name, "–", "does not fit", "–", "–", "–", ""]
     best = min(steps, key=lambda key: steps[key].step_s)
     ratio = auto.step_s / steps[best].step_s
     figures = (f"{1e3 * auto.step_s:.3f}", plain_sentence(auto), best, f"{1e3 * steps[best].step_s:.3f}")
-    return [name, description, *figures, f"{ratio:.3f}", "slower" if ratio > 1 + NEARLY else ""]
+    return [name, *figures, f"{ratio:.3f}", "slower" if ratio > 1 + NEARLY else ""]
+
+
+def _name(model: str, options: dict, description: str) -> str:
+    return " ".join([model, *(f"{key}={value}" for key, value in options.items())]) + f", {description}"
 
 
 def main(*words: str) -> None:
-    cases = [(model, options, cluster) for model, options in MODELS for cluster in CLUSTERS]
-    cases = [case for case in cases if all(word in f"{case[0]} {case[2]}" for word in words)]
-    rows = []
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        for job in as_completed([pool.submit(compared, *case) for case in cases]):
-            rows.append(job.result())
-            table("Ranking" if not words else "Ranking some", __doc__, COLUMNS, sorted(rows))
+    """Compares one case after the other, each in a process of its own, and keeps the table after each."""
+    cases = {_name(*case): case for case in ((*model, cluster) for model in MODELS for cluster in CLUSTERS)}
+    rows = kept("Ranking")
+    for name, case in cases.items():
+        if all(word in name for word in words):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                rows[name] = pool.submit(compared, *case).result()
+            table("Ranking", __doc__, COLUMNS, [rows[known] for known in cases if known in rows])
 
 
 if __name__ == "__main__":

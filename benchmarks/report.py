@@ -36,3 +36,11 @@ def table(title: str, question: str, header: Sequence[str], rows: Sequence[Seque
     print(text)
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{title.lower().replace(' ', '-')}.md").write_text(text, encoding="utf-8")
+
+
+def kept(title: str) -> dict[str, list[str]]:
+    """Rows of a table that was kept by an earlier run, by their first cell: large tables are made in slices."""
+    path = RESULTS / f"{title.lower().replace(' ', '-')}.md"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return {row[0]: row for row in rows[1:]}

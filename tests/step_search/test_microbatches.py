@@ -175,3 +175,9 @@ def test_stages_are_looked_for_where_no_plan_of_one_program_fits():
 def test_an_unknown_word_for_pipelines_is_refused():
     with pytest.raises(mw.ShardingError, match="pipeline is 'perhaps'; give True, False or 'auto'"):
         mw.Auto(pipeline="perhaps")
+
+
+def test_a_function_without_a_batch_is_not_cut():
+    x, w = jnp.ones((8, 4)), jnp.ones((4, 4))
+    with pytest.raises(mw.ShardingError, match=r"no batch to cut into 2 .*: the function returns no next state, or no"):
+        mw.plan(lambda x, w: x @ w, x, w, cluster="1x2 h100", method=mw.Auto(microbatches=2))

@@ -71,9 +71,10 @@ def _batch_size(args: Sequence[Any], batch: Sequence[int], count: int) -> int:
     leaves = [x for i in batch if i < len(args) for x in tree_leaves(args[i]) if getattr(x, "shape", ())]
     sizes = sorted({x.shape[0] for x in leaves})
     if not sizes:
-        raise ShardingError(
-            f"there is no batch to cut into {count} microbatches: batch_argnums {tuple(batch)} hold no arrays"
-        )
+        why = f"batch_argnums {tuple(batch)} hold no arrays"
+        if not batch:
+            why = "the function returns no next state, or no other argument is a stack of examples; give batch_argnums"
+        raise ShardingError(f"there is no batch to cut into {count} microbatches: {why}")
     if len(sizes) > 1:
         raise ShardingError(
             f"the batch has first dims of {' and '.join(map(str, sizes))}; all its leaves must be stacks of the same "
