@@ -52,6 +52,8 @@ CASES = (
     Case("gemma3-27b", "16x8 h100", 512, 8192, None, (SELECTIVE,)),
     Case("gpt-oss-120b", "32x8 h100", 1024, 4096, None, (SELECTIVE,)),
     Case("vit-22b", "32x8 h100", 4096, None, None, (SELECTIVE,)),
+    Case("llama3-8b", "8x8 h100", 8, 131072, None, (PLAIN,)),
+    Case("llama3-8b", "64x8 h100", 8, 1048576, None, (PLAIN,)),
     Case("gpt2-1.5b", "1x8 l40s", 512, 1024, None, (SELECTIVE,)),
 )
 
