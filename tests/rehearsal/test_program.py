@@ -47,7 +47,7 @@ def test_shapes_and_work_of_one_device(name, mesh, method, options):
     made = jax.eval_shape(share.run, *share.types)
     expected = [(local_shape(t.shape, t.spec, plan.mesh.shape), t.dtype) for t in share.results]
     assert [(x.shape, str(x.dtype)) for x in made] == expected
-    assert share.rehearser.whole == set()
+    assert share.device.whole == set()
     assert traced_flops(share.run, share.types) == pytest.approx(plan.flops, rel=2e-3)
 
 
@@ -112,5 +112,5 @@ def test_convolutions_split_by_pixels_keep_their_shapes(padding):
     plan = mw.plan(jax.grad(run, 1), *types, cluster="1x4 h100", mesh=(4,), method=split)
     share = Share.of(plan, plan.origin)
     jax.eval_shape(share.run, *share.types)
-    assert share.types[0].shape == (1, 8, 32, 4) and share.rehearser.whole == set()
+    assert share.types[0].shape == (1, 8, 32, 4) and share.device.whole == set()
     assert traced_flops(share.run, share.types) == pytest.approx(plan.flops)

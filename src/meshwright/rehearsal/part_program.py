@@ -21,12 +21,13 @@ from meshwright.graph.graph import Op
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import OpPlan, PlanData, partition_spec
 from meshwright.plans.tensor import Spec, Tensor
-from meshwright.rehearsal.evaluate import Placeholder, Rehearser
 from meshwright.rehearsal.indices import Indices, looked_up
 from meshwright.rehearsal.local_equation import local_shape
+from meshwright.rehearsal.one_share import OneShare, Placeholder
 from meshwright.rehearsal.program import drawn, longest
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.cpu_turns import in_turn
+from meshwright.runtime.program.backend import Backend, OnDevices
 from meshwright.runtime.program.contributions import Waiting
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.spmd import compiler_options
@@ -140,9 +141,7 @@ class PartFunction:
         return Tensor(f"value {value}", shape, kind.dtype, (*((axis,) for axis in apart), *spec.partial), role)
 
     def __call__(self, *values: Any) -> list[Any]:
-        evaluator = Evaluator(self.plan, self.mesh) if self.mesh is not None else Rehearser(self.plan)
-        if isinstance(evaluator, Rehearser):
-            evaluator.platform = self.platform
+        evaluator = Evaluator(self.plan, self._backend())
         entries: dict[int, Entry] = {}
         for v, x in zip(self.inputs, values, strict=True):
             spec = self.spec(v)
@@ -151,6 +150,13 @@ class PartFunction:
         walk.run()
         found = [entries[v] if v in entries else walk.stacked[v] for v in self.outputs]
         return [evaluator.settled(entry)[0] for entry in found]
+
+    def _backend(self) -> Backend:
+        if self.mesh is not None:
+            return OnDevices(self.plan, self.mesh)
+        device = OneShare(self.plan)
+        device.platform = self.platform
+        return device
 
     def _phase(self, value: int) -> str:
         index = int(self.graph.columns.producer[value])
@@ -295,12 +301,12 @@ class _PartWalk:
     def _stack(self, op: Op, position: int) -> Entry:
         value, spec, phase = self.evaluator.settled(self.stacked[op.inputs[position]])
         length = op.signature.operands[position].shape[0]
-        made = self.evaluator._plain((value, spec, phase))
+        made = self.evaluator.plain((value, spec, phase))
         return jnp.broadcast_to(made, (length, *made.shape)), ((), *(spec or ((),) * made.ndim)), phase
 
 
 def _first(value: Any, spec: Any, phase: str, evaluator: Evaluator) -> Entry:
     """One trip's slice of a stack."""
     known, held, phase = evaluator.settled((value, spec, phase))
-    whole = evaluator._plain((known, held, phase))
+    whole = evaluator.plain((known, held, phase))
     return whole[0], None if held is None else held[1:], phase

@@ -13,9 +13,10 @@ from meshwright import jax_compat
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.plans.tensor import Tensor
-from meshwright.rehearsal.evaluate import Rehearser
 from meshwright.rehearsal.indices import Indices
 from meshwright.rehearsal.local_equation import local_shape
+from meshwright.rehearsal.one_share import OneShare
+from meshwright.runtime.program.evaluate import Evaluator
 from meshwright.runtime.spmd import check_types, compiler_options
 
 POOL = 1_000_003  # values that are drawn of an array at most; a prime, so that its rows do not recur
@@ -32,7 +33,7 @@ class Share:
         types: The types of the shards of the arguments.
         state: For each result that is the next value of an argument, the numbers of both.
         indices: The integers among the arguments.
-        rehearser: Traces the function; once it did, it knows which operations were computed whole.
+        device: What it is computed with; once the function was traced, it knows which operations are computed whole.
     """
 
     run: Callable[..., list[Any]]
@@ -41,13 +42,13 @@ class Share:
     types: tuple[Any, ...]
     state: Mapping[int, int]
     indices: Indices
-    rehearser: Rehearser
+    device: OneShare
 
     @classmethod
     def of(cls, plan: PlanData, traced: Traced) -> "Share":
         """The share of a plan of a traced function."""
         taken, made = (tuple(t for t in side if t.role != "static") for side in (plan.arguments, plan.results))
-        closed, program, rehearser = traced.call.jaxpr, traced.call.program, Rehearser(plan)
+        closed, program, device = traced.call.jaxpr, traced.call.program, OneShare(plan)
         check_types(taken, closed.in_avals)
         check_types(made, closed.out_avals)
         types = tuple(
@@ -56,9 +57,10 @@ class Share:
         )
 
         def run(*leaves: Any) -> list[Any]:
-            return rehearser.run(program, leaves, [t.spec for t in taken], [t.spec for t in made])
+            specs = ([t.spec for t in tensors] for tensors in (taken, made))
+            return Evaluator(plan, device).run(program, leaves, *specs)
 
-        return cls(run, taken, made, types, dict(traced.graph.state), Indices.of(traced), rehearser)
+        return cls(run, taken, made, types, dict(traced.graph.state), Indices.of(traced), device)
 
     def compile(self, device: Any) -> jax.stages.Compiled:
         """The compiled program for a device; arguments that the plan donates are donated.
@@ -66,7 +68,7 @@ class Share:
         Raises:
             ShardingError: The plan runs a fused kernel that the device does not have.
         """
-        self.rehearser.platform = device.platform
+        self.device.platform = device.platform
         sharding = jax.sharding.SingleDeviceSharding(device)
         jitted = jax.jit(
             self.run,

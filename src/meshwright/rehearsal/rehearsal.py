@@ -265,8 +265,8 @@ def time_share(share: Share, compiled: Any, values: Sequence[Any], steps: int) -
 
 def _remarks(plan: PlanData, share: Share, device: Any) -> list[str]:
     found = _other_chip(plan, device)
-    if share.rehearser.whole:
-        names = ", ".join(sorted(share.rehearser.whole))
+    if share.device.whole:
+        names = ", ".join(sorted(share.device.whole))
         found.append(f"Some operations could not be computed on one device's part, and ran whole: {names}.")
     return found
 

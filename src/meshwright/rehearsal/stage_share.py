@@ -19,9 +19,9 @@ from meshwright.graph import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.plans.tensor import Spec, Tensor
 from meshwright.rehearsal import stand_ins
-from meshwright.rehearsal.evaluate import Placeholder, Rehearser
 from meshwright.rehearsal.indices import Indices
 from meshwright.rehearsal.local_equation import local_shape, run_local
+from meshwright.rehearsal.one_share import OneShare
 from meshwright.rehearsal.program import drawn, longest
 from meshwright.runtime.checking.verify_stages import staged_program
 from meshwright.runtime.microbatches.cut_operations import Cut
@@ -220,17 +220,14 @@ class _Pieces(PlannedPieces):
         self.waits = own.pieces.waits
         self.share, self.rows = share, Cut(own.devices.num_microbatches * own.devices.num_replicas, 1)
 
-    def evaluator(self) -> Rehearser:
-        rehearser = Rehearser(self.plan)
-        rehearser.whole, rehearser.platform = self.share.whole, self.share.platform
-        return rehearser
+    def evaluator(self) -> Evaluator:
+        device = OneShare(self.plan)
+        device.whole, device.platform = self.share.whole, self.share.platform
+        return Evaluator(self.plan, device)
 
     def given(self, evaluator: Evaluator, entry: Entry) -> tuple[Any, Spec | None]:
         value, spec = super().given(evaluator, entry)
-        if isinstance(value, Placeholder):
-            assert isinstance(evaluator, Rehearser)
-            return evaluator._plain((value, spec, "forward")), spec
-        return value, spec
+        return evaluator.plain((value, spec, "forward")), spec
 
     def type_of(self, key: Key, entry: Entry) -> jax.ShapeDtypeStruct:
         aval, (value, dim) = self.step.program.types[key[0]], key

@@ -32,6 +32,7 @@ from meshwright.runtime import interrupts
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.planned_parts import call_as_planned
 from meshwright.runtime.processes.sharing import put
+from meshwright.runtime.program.backend import OnDevices
 from meshwright.runtime.program.evaluate import Evaluator
 
 # How XLA's errors of a run begin; "INVALID_ARGUMENT" is said of arguments, which the other way of calling moves.
@@ -227,7 +228,7 @@ class Program:
             leaves = tree_leaves(args)
             check_types(taken, map(jax_compat.abstract, leaves))
             specs = ([t.spec for t in tensors] for tensors in (taken, made))
-            outs = Evaluator(self.plan, self.mesh).run(call.program, leaves, *specs)
+            outs = Evaluator(self.plan, OnDevices(self.plan, self.mesh)).run(call.program, leaves, *specs)
             return results.fill(outs)
 
         shardings = self._shardings(taken)

@@ -1,4 +1,7 @@
-"""Evaluates a program as a plan says: operands are resharded for each operation, and its results are constrained."""
+"""Evaluates a program as a plan says: operands are resharded for each operation, and its results are held as planned.
+
+What is computed with is a backend's (`backend.py`).
+"""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +11,6 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.sharding import Mesh as DeviceMesh
 
 from meshwright import jax_compat
 from meshwright.graph.accumulation import ADDING
@@ -18,13 +20,13 @@ from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
 from meshwright.program.program import COND, SCAN, WHILE, Operation, Program
 from meshwright.runtime.program import corrected
+from meshwright.runtime.program.backend import Backend
 from meshwright.runtime.program.barriers import Barriers, Copies
-from meshwright.runtime.program.contributions import Contributions, Waiting, can_contribute, sums_by_hand
+from meshwright.runtime.program.contributions import Waiting, can_contribute, sums_by_hand
 from meshwright.runtime.program.hops import Hops
 from meshwright.runtime.program.matching import check_program, is_even, other_function, readers_needs
-from meshwright.runtime.program.meshes import constrain
 from meshwright.runtime.program.own_shardings import on_devices
-from meshwright.runtime.program.virtual_values import Known, Virtual
+from meshwright.runtime.program.virtual_values import Known
 from meshwright.strategy.sharding import Axes
 
 # A value, the sharding it is known to have, the phase that made it.
@@ -34,18 +36,19 @@ Entry = tuple[Any, Spec | Waiting | None, str]
 class Evaluator:
     """One evaluation of a program with the plan's shardings.
 
+    Args:
+        plan: The plan.
+        backend: What is computed with.
+
     Attributes:
         deferred: Of a piece of a program, the ids of operations whose sums over devices are left to the end of the
             step; what its operations read, another piece may have added up already. None for a whole program.
     """
 
-    def __init__(self, plan: PlanData, mesh: DeviceMesh):
-        self.plan = plan
-        self.mesh = mesh
-        self.axes = Axes(plan.mesh.sizes)
-        self.hops = Hops(plan.mesh, self.axes)
-        self.contributions = Contributions(mesh)
-        self.virtual = Virtual(self.axes, mesh, plan.mesh.names)
+    def __init__(self, plan: PlanData, backend: Backend):
+        self.plan, self.backend = plan, backend
+        self.hops = Hops(plan.mesh, Axes(plan.mesh.sizes))
+        self.contributions, self.virtual = backend.contributions, backend.virtual
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         self.deferred: Collection[int] | None = None
         self._outer: set[int] = set()  # values that are the same for all trips of the loop around
@@ -62,8 +65,7 @@ class Evaluator:
         check_program(self.plan, program)
         entries = [(x, spec, "forward") for x, spec in zip(leaves, specs, strict=True)]
         outs = self.region(program, entries)
-        # The caller places a result that has no sharding yet, such as a literal.
-        return [x if s is None else self._to((x, s, p), spec) for (x, s, p), spec in zip(outs, results, strict=True)]
+        return [self._to(entry, spec) for entry, spec in zip(outs, results, strict=True)]
 
     def region(self, region: Program, entries: Sequence[Entry]) -> list[Entry]:
         """The results of a program, a region or a piece of one, whose operations have the plan's ids."""
@@ -92,7 +94,7 @@ class Evaluator:
         return self.region(operation.regions[0], ins)
 
     def _planned(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
-        plan, equation = self.ops.get(operation.id), on_devices(operation.equation, self.mesh)
+        plan, equation = self.ops.get(operation.id), on_devices(operation.equation, self.backend.mesh)
         with jax_compat.at_source(equation):  # traces its collectives to the user's line
             made = self.operation(equation, plan, ins, operation.outputs)
         self.barriers.record(operation.id, made)
@@ -100,37 +102,46 @@ class Evaluator:
 
     def operation(self, eqn: Any, op: OpPlan | None, ins: list[Entry], outputs: Sequence[int] = ()) -> list[Entry]:
         """The results of an operation without regions, which have these numbers in its region if it is of one."""
-        if op is not None and self.deferred is not None:
+        if op is None:
+            return self._unplanned(eqn, [self.settled(self._firm(entry)) for entry in ins])
+        if self.deferred is not None:
             if op.serial in self.deferred and can_contribute(eqn, op):
                 return [self._contribution(eqn, op, op.sums, [self._firm(entry) for entry in ins])]
             if op.waits and not op.sums and not any(isinstance(spec, Waiting) for _, spec, _ in ins):
                 op = replace(op, waits=())
-        even = op is not None and is_even(eqn, op)
+        even = is_even(eqn, op)
         if not even:
             ins = [self._firm(entry) for entry in ins]
-        if op is not None and op.waits:
+        if op.waits:
             return [self._contribution(eqn, op, op.waits, ins)]
-        if op is not None and sums_by_hand(eqn, op) and can_contribute(eqn, op):
+        if sums_by_hand(eqn, op) and can_contribute(eqn, op):
             return [self.settled(self._contribution(eqn, op, op.sums, ins))]
         operands = [self._bring(entry, op, i) for i, entry in enumerate(ins)]
-        made = self._compute(eqn, op, operands)
+        made = self.backend.compute(eqn, op, operands)
         widened = eqn.primitive.name == "convert_element_type" and widens(signature_of(eqn))
-        if even and op is not None and outputs and not widened and self._wanted.get(outputs[0]) == {op.results[0]}:
+        if even and outputs and not widened and self._wanted.get(outputs[0]) == {op.results[0]}:
             self._loose[id(made[0])] = [made[0], None]
             return [(made[0], op.results[0], op.phase)]
-        given = self._give(made, op, op is not None and corrected.is_settled(eqn, op))
-        if op is None:
-            self.virtual.add(eqn, [self.settled(entry) for entry in ins], made)
+        given = self._give(made, op, corrected.is_settled(eqn, op))
         if widened:
             self._widened[id(given[0][0])] = (given[0][0], operands[0].dtype)
         return given
 
-    def _compute(self, eqn: Any, op: OpPlan | None, operands: Sequence[Any]) -> list[Any]:
-        return corrected.run(eqn, op, self.contributions, operands)
+    def _unplanned(self, eqn: Any, ins: Sequence[Known]) -> list[Entry]:
+        """The results of an operation that is not in the plan: whoever reads them has them made as it needs them."""
+        made = self.backend.unplanned(eqn, [x for x, _, _ in ins])
+        self.virtual.add(eqn, ins, made)
+        return [(x, None, "forward") for x in made]
 
-    def _plain(self, entry: Entry) -> jax.Array:
+    def plain(self, entry: Entry) -> jax.Array:
         """A value that JAX's own control flow can take."""
-        return entry[0]
+        value, spec, phase = self.settled(entry)
+        return self._place(value, None, phase) if spec is None else value
+
+    def _unsplit(self, entry: Entry) -> jax.Array:
+        """A value that the plan does not split, such as the carry of a loop that nothing reads."""
+        value, spec, phase = self.settled(entry)
+        return self._place(value, None, phase) if spec is None else self.backend.unsplit(value, spec)
 
     def _scan(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
         params, (body,) = operation.equation.params, operation.regions
@@ -166,10 +177,10 @@ class Evaluator:
         init = self._pseudo(ins[num_cond + num_body :], carry_ops)
 
         @self._inside()
-        def go_on(carry: list[Any]) -> jax.Array:
+        def is_on(carry: list[Any]) -> jax.Array:
             carried = self._give_each(carry, carry_ops, [e[2] for e in init])
             outs = self.region(condition, [*self._lay_down(ins[:num_cond]), *carried])
-            return self._plain(outs[0])
+            return self.plain(outs[0])
 
         @self._inside()
         def step(carry: list[Any]) -> list[Any]:
@@ -178,7 +189,7 @@ class Evaluator:
             outs = self.region(body, [*shared, *carried])
             return [self._carried(out, op) for out, op in zip(outs, carry_ops, strict=True)]
 
-        last = lax.while_loop(go_on, step, [x for x, _, _ in init])
+        last = lax.while_loop(is_on, step, [x for x, _, _ in init])
         return self._give_each(last, carry_ops, [e[2] for e in init])
 
     def _cond(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
@@ -196,7 +207,7 @@ class Evaluator:
 
             return call
 
-        index, *given = map(self._plain, ins)
+        index, *given = map(self.plain, ins)
         made = lax.switch(index, [branch(i) for i in range(len(operation.regions))], *given)
         return self._give_each(made, merge_ops, [_phase(op) for op in merge_ops])
 
@@ -207,11 +218,13 @@ class Evaluator:
         """Loop carries: in the plan each is an operation with one operand and one result."""
         given: list[Entry] = []
         for entry, op in zip(entries, plans, strict=True):
-            if op is not None and op.waits:
+            if op is None:
+                given.append((self._unsplit(entry), None, entry[2]))
+            elif op.waits:
                 value = self.contributions.counted_once(self._bring(entry, op, 0), op.waits)
                 given.append((*self.contributions.waiting(value, op, op.waits), op.phase))
             else:
-                given += self._give([self._bring(entry, op, 0)], op) if op else [entry]
+                given += self._give([self._bring(entry, op, 0)], op)
         return given
 
     def _contribution(self, eqn: Any, op: OpPlan, axes: tuple[str, ...], ins: list[Entry]) -> Entry:
@@ -234,10 +247,14 @@ class Evaluator:
 
     def _beside(self, eqn: Any, op: OpPlan, ins: list[Entry]) -> jax.Array | None:
         """The value to be added later, after an operation that is applied to a deferred sum."""
-        beside = [spec.plus for _, spec, _ in ins if isinstance(spec, Waiting) and spec.plus is not None]
+        specs = [spec for _, spec, _ in ins if isinstance(spec, Waiting) and spec.plus is not None]
+        beside = [spec.plus for spec in specs]
         if not beside:
             return None
-        made = sum(beside[1:], beside[0]) if eqn.primitive.name in ADDING else jax_compat.bind(eqn, beside)[0]
+        if eqn.primitive.name in ADDING:
+            made = sum(beside[1:], beside[0])
+        else:
+            made = self.backend.apply(eqn, op, beside, [spec.settled for spec in specs])
         return self._constrain(made, op.results[0])
 
     def settled(self, entry: Entry) -> Known:
@@ -256,7 +273,9 @@ class Evaluator:
         return [(x if spec is None else self._constrain(x, spec), spec, phase) for x, spec, phase in known]
 
     def _carried(self, out: Entry, op: OpPlan | None) -> jax.Array:
-        return out[0] if op is not None and op.waits else self._to(out, _result(op))
+        if op is None:
+            return self._unsplit(out)
+        return out[0] if op.waits else self._to(out, op.results[0])
 
     def _stacked(self, out: Entry, op: OpPlan | None) -> jax.Array:
         return out[0] if op is not None and op.waits else self._bring(out, op, 0)
@@ -273,9 +292,9 @@ class Evaluator:
 
     def _bring(self, entry: Entry, op: OpPlan | None, position: int) -> jax.Array:
         """An operand in the sharding that an operation needs; a copy is made once for all its readers of a phase."""
-        value, spec, phase = self.settled(entry)
         if op is None:
-            return value
+            return self._unsplit(entry)
+        value, spec, phase = self.settled(entry)
         target = op.operands[position]
         if spec is None and target is not None and value in self.virtual:
             return self._virtually(value, target, op, position)
@@ -355,44 +374,31 @@ class Evaluator:
     def _to(self, entry: Entry, target: Spec | None) -> jax.Array:
         value, spec, phase = self.settled(entry)
         if spec is None:
-            return self._made(value, target, phase)
+            return self._place(value, target, phase)
         if target is None or spec == target:
             return value
         wide, value = value.dtype, self._narrow(value)
-        for kind, before, after in self.hops.between(self._whole_shape(value, spec), value.dtype, spec, target):
-            value = self._hop(kind, value, before, after)
+        for kind, before, after in self.hops.between(self.backend.whole_shape(value, spec), value.dtype, spec, target):
+            value = self.backend.hop(kind, value, before, after)
         return value.astype(wide) if value.dtype != wide else value
 
-    def _made(self, value: Any, target: Spec | None, phase: str) -> jax.Array:
+    def _place(self, value: Any, target: Spec | None, phase: str) -> jax.Array:
         """A value that has no sharding yet, in one; as it is without."""
-        return value if target is None else self._constrain(value, target)
 
-    def _whole_shape(self, value: Any, spec: Spec) -> tuple[int, ...]:
-        return value.shape
+        def bring(known: tuple[Any, Spec, str], need: Spec) -> jax.Array:
+            return self._copied(known, phase, (known[1], need))
 
-    def _hop(self, kind: str, value: Any, before: Spec, after: Spec) -> jax.Array:
-        return self._constrain(value, after)
+        return self.backend.place(value, target, bring)
 
     def _narrow(self, value: Any) -> jax.Array:
         """A value as it was before it was widened, if it was: the narrow form is sent."""
         _, dtype = self._widened.get(id(value), (None, None))
         return value if dtype is None else value.astype(dtype)
 
-    def _give(self, values: Sequence[Any], op: OpPlan | None, settled: bool = False) -> list[Entry]:
-        """Results in the plan's shardings: first as summed, unless their sums are complete already, then scattered.
-
-        Constraining a complete result to its sharding before the scatter would gather it again.
-        """
-        if op is None:
-            return [(x, None, "forward") for x in values]
-        given: list[Entry] = []
-        for value, partial, spec in zip(values, op.partial, op.results, strict=True):
-            if spec is not None:
-                if not settled and partial not in (None, spec):
-                    value = self._constrain(value, partial)
-                value = self._constrain(value, spec)
-            given.append((value, spec, op.phase))
-        return given
+    def _give(self, values: Sequence[Any], op: OpPlan, is_settled: bool = False) -> list[Entry]:
+        """The results of an operation, in the plan's shardings."""
+        settled = self.backend.settle(values, op, is_settled)
+        return [(value, spec, op.phase) for value, spec in zip(settled, op.results, strict=True)]
 
     def _give_each(self, values: Sequence[Any], ops: Sequence[OpPlan | None], phases: Sequence[str]) -> list[Entry]:
         return [
@@ -404,7 +410,7 @@ class Evaluator:
 
     def _constrain(self, value: Any, spec: Spec | None) -> jax.Array:
         assert spec is not None
-        return constrain(value, self.mesh, spec)
+        return self.backend.constrain(value, spec)
 
 
 def _result(op: OpPlan | None) -> Spec | None:

@@ -47,7 +47,7 @@ class Virtual:
     and computed once for all readers that need it in the same sharding, without recursion.
     """
 
-    def __init__(self, axes: Axes, mesh: DeviceMesh, names: tuple[str, ...]) -> None:
+    def __init__(self, axes: Axes, mesh: DeviceMesh | None, names: tuple[str, ...]) -> None:
         self._axes, self._mesh, self._names = axes, mesh, names
         # Keyed by identity; the value is kept alive so that no other object gets its identity.
         self._makers: dict[int, tuple[Any, Any, Sequence[Known], int]] = {}
@@ -113,6 +113,7 @@ class Virtual:
         """The results of an operation, from operands in the shardings that it needs."""
         if making.fusible:
             return corrected.bind(eqn, operands)
+        assert self._mesh is not None
         read = [need for _, need in making.needs]
         return corrected.make_virtual(eqn, read, making.made, self._mesh, operands)
 

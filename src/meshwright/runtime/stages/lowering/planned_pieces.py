@@ -20,6 +20,7 @@ from meshwright.program.program import UNPLANNED, Operation, Program
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
 from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
+from meshwright.runtime.program.backend import OnDevices
 from meshwright.runtime.program.contributions import Waiting
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.stages.cutting.assignment import Assignment
@@ -111,7 +112,7 @@ class PlannedPieces:
 
     def evaluator(self) -> Evaluator:
         """What evaluates the pieces."""
-        return Evaluator(self.plan, self.devices.mesh)
+        return Evaluator(self.plan, OnDevices(self.plan, self.devices.mesh))
 
     def given(self, evaluator: Evaluator, entry: Entry) -> tuple[Any, Spec | None]:
         """A computed value that others read, and its sharding."""
