@@ -52,3 +52,9 @@ def test_a_bound_is_no_more_than_a_recipe_takes(stages, schedule, interleave):
         recipe = mw.ThreeD(4 // stages, 1, stages, microbatch, schedule, interleave)
         plan = mw.plan(*args, cluster=machine, method=recipe)
         assert least.step_s(stages, plan.pipeline.num_microbatches, num_layers=6) <= plan.step_s
+
+
+def test_stages_that_would_have_parts_of_several_hosts_are_left_out():
+    args = step("mlp", batch=1536, layers=4, hidden=2048)
+    plan = mw.plan(*args, cluster="3x2 v100-32gb")  # three stages of a host each, but not two of a host and a half
+    assert len(plan.stages) in (0, 3, 6)

@@ -149,7 +149,10 @@ class PipelineSearch:
             is_worth: Whether a number of devices that split weights and one of microbatches are to be looked at.
         """
         cluster, self.best = self.catalogue.cluster, None
-        devices = cluster.num_devices // num_stages
+        shapes = dict(equal_stages(cluster.num_devices, cluster.devices_per_host, self.num_layers))
+        if num_stages not in shapes:  # their devices would be parts of several hosts
+            return None
+        devices = shapes[num_stages]
         for tensor in self.catalogue.tensor_sizes(0, devices):
             for rows in self.catalogue.microbatches if tensor <= cluster.devices_per_host else ():
                 if rows * tensor % devices == 0 and is_worth(tensor, self.catalogue.rows.batch // rows):
