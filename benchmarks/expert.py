@@ -54,7 +54,7 @@ CASES = (
     Case("vit-22b", "32x8 h100", 4096, None, None, (SELECTIVE,)),
     Case("llama3-8b", "8x8 h100", 8, 131072, None, (PLAIN,)),
     Case("llama3-8b", "64x8 h100", 8, 1048576, None, (PLAIN,)),
-    Case("gpt2-1.5b", "1x8 l40s", 512, 1024, None, (SELECTIVE,)),
+    Case("gpt2-1.5b", "1x8 a10g", 512, 1024, None, (SELECTIVE,)),
 )
 
 
