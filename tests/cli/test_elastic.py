@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from meshwright.cli.launching import leader
 from meshwright.runtime.processes.connections import reserved_port
 from tests.cli import in_elastic
 
@@ -102,6 +103,17 @@ def test_the_exit_code_of_the_first_cause_is_that_of_all_hosts(tmp_path):
         assert [host.wait(HANG_S) for host in hosts.running.values()] == [2, 2]
     assert "process 1 of 3 failed with exit code 2" in hosts.said("a")
     assert "not started again, since the same error would end it again" in hosts.said("a")
+
+
+def test_the_host_that_leads_is_the_last_to_hear_that_the_run_is_over(monkeypatch):
+    """Its process exits then: what it has not sent yet, others would never hear."""
+    heard = []
+    monkeypatch.setattr(leader, "send", lambda connection, message: heard.append((connection, message)))
+    run = leader.Leader(None, "127.0.0.1:1234", least=2, most=2, restarts=0, patience_s=1.0, kept="")
+    for name, leads in (("b", False), ("a", True), ("c", False)):
+        run._heed(leader.Host(name, name, 1, leads), {"places": 1})
+    run._finish(7)
+    assert heard == [("c", {"over": 7}), ("b", {"over": 7}), ("a", {"over": 7})]
 
 
 def test_another_host_leads_when_the_first_one_is_lost(tmp_path):

@@ -209,7 +209,7 @@ class Leader:
 
     def _finish(self, code: int) -> None:
         self._is_over = True
-        for host in self._hosts:
+        for host in reversed(self._hosts):  # this one is the first: it exits when it hears so, and this thread with it
             send(host.connection, {"over": code})
 
 
