@@ -28,7 +28,9 @@ def staged(cluster):
         layers, sizes = (first, first + 1), (64.0, 1e-3, 10, 20, 30, 60)
         found.append(Stage(layers, submesh, view, "words", *times, 0.5, *sizes, (layers,), tensors))
     whole = mw.Mesh((cluster.num_devices,), cluster)
-    details = SavedDetails({"collectives": [], "ops": ops_to_json(()), "record": None}, whole.names, len(found))
+    lists = {"collectives": [], "ops": ops_to_json(()), "record": None}
+    paths = tuple(tensor.path for tensor in plain.arguments)
+    details = SavedDetails(lists, whole.names, len(found), paths)
     pipeline = Pipeline("1f1b", 4, 1, "none")
     return replace(plain, mesh=whole, details=details, pipeline=pipeline, stages=tuple(found))
 
