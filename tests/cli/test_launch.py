@@ -84,9 +84,13 @@ def test_a_process_that_is_killed_is_named_with_the_signal(tmp_path):
     ]
 
 
+CONNECTED = " is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+
+
 def test_the_cause_is_named_and_not_the_process_that_ends_first_because_of_it(tmp_path):
     code = (
-        "print(f'[Gloo] Rank {me} is connected to 1 peer ranks. Expected number of connected peer ranks is : 1')\n"
+        f"print('[Gloo] Rank ' + str(me) + '{CONNECTED}')\n"
+        f"print('[Gloo] Rank [Gloo] Rank 0{CONNECTED}')\nprint('1{CONNECTED}')\n"  # torn by its threads
         "if me == 0:\n print(f'meshwright: process 1 has no data. So process 0 {ENDS_TOO}')\n sys.exit(1)\n"
         "print('[Gloo] closed')\ntime.sleep(1.5)\nsys.exit(7)"
     )

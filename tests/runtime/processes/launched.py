@@ -15,5 +15,5 @@ def two_processes(folder, script, *options):
         timeout=240,
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
     )
-    assert done.returncode == 0 and sorted(done.stdout.split()) == ["[0]", "[1]", "done", "done"], done.stderr
+    assert done.returncode == 0 and sorted(done.stdout.split()) == ["[0]", "[1]", "done", "done"], done
     return done.stderr

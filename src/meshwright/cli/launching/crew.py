@@ -23,7 +23,11 @@ _TAIL_S = 1.0  # for the last lines of a process that ended; its own children ma
 _LAST_LINES = 10
 # How a process says that it ends since another one has: by `mw.initialize`, and by JAX where that was quicker.
 _CONSEQUENCES = (ENDS_TOO.encode(), b"the JAX distributed service detected fatal errors")
-_CONNECTED = re.compile(rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of .* is : \d+\s*")
+# What Gloo prints of every communicator. Its threads may tear each other's lines, so any mixture of the parts counts.
+_CONNECTED = re.compile(
+    rb"(?=.*(\[Gloo\]|peer ranks))"
+    rb"(\[Gloo\] Rank |\d+| is connected to | peer ranks\. Expected number of connected peer ranks is : |\s)+"
+)
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
 _WRONG_USE = 2  # the exit code of commands whose settings are wrong
 # Errors that the same program meets again on the same devices. What ended another process's batches may be transient.
@@ -177,7 +181,7 @@ class Crew:
     def _print(self, process: int, stream: Any, target: Any) -> None:
         out: BinaryIO = target.buffer
         for line in iter(stream.readline, b""):
-            if _CONNECTED.fullmatch(line):  # Gloo says so of every communicator
+            if _CONNECTED.fullmatch(line):
                 continue
             if any(text in line for text in _CONSEQUENCES):
                 self._followed.add(process)
