@@ -15,7 +15,7 @@ import meshwright as mw
 from meshwright.serving.engine import Engine, Fleet, Placement
 from meshwright.serving.models import Decoder, PagedCache, SlotCache
 from meshwright.serving.requests import Sampling
-from meshwright.serving.scheduling import Limits
+from meshwright.serving.scheduling import Limits, Request
 
 pytestmark = [pytest.mark.slow, pytest.mark.devices]
 REFERENCES = Path(__file__).parents[2] / "hf" / "references"
@@ -92,3 +92,44 @@ def test_prompts_and_answers_apart():
     check(engine, "llama")
     assert front.stats().tokens_out == 8 and back.stats().steps >= 63
     assert front.stats().blocks_used == back.stats().blocks_used == 0
+
+
+class Desk:
+    """Stands in for an engine that keeps every request open and every prompt in its cache."""
+
+    def __init__(self, slots):
+        self.limits = Limits(slots, 4, 80, 8, 8 + slots, 100, LENGTH)
+        self.vocab, self.eos = 64, ()
+        self.load, self._names = 0, []
+
+    def checked(self, prompt):
+        return list(prompt)
+
+    def found(self, names):
+        return next((count for count in range(len(names), 0, -1) if names[count - 1] in self._names), 0)
+
+    def submit(self, prompt, sampling, listener=None):
+        self.load += 1
+        self._names += Request(0, prompt, 1).names(4)
+
+
+def test_a_prompt_goes_where_its_beginning_is_known_unless_that_replica_is_busier():
+    desks = [Desk(slots=16) for _ in range(3)]
+    fleet = Fleet(desks)
+
+    def loads_after(prompt):
+        fleet.submit(prompt, GREEDY)
+        return [desk.load for desk in desks]
+
+    known, other = list(range(16)), list(range(16, 32))
+    assert [loads_after(known), loads_after(other)] == [[1, 0, 0], [1, 1, 0]]
+    assert loads_after([*other, 1, 2]) == [1, 2, 0]
+    assert loads_after(other) == [1, 3, 0]
+    assert loads_after(other) == [1, 3, 1]  # that replica has three more than another by now
+    assert loads_after([*known[:8], 63]) == [2, 3, 1]
+    for desk in desks:
+        desk.load = 16
+    desks[2].load = 15
+    assert loads_after(known) == [16, 16, 16]  # where there is a slot
+    assert loads_after(known) == [17, 16, 16]  # all wait: the first of those with the fewest
+    assert loads_after(known) == [17, 17, 16]

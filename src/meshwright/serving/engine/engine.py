@@ -95,6 +95,19 @@ class Engine:
         """How many requests are open."""
         return len(self._clients)
 
+    def checked(self, prompt: Sequence[int]) -> list[int]:
+        """The tokens of a prompt, all of which the model knows."""
+        tokens = [int(token) for token in prompt]
+        outside = next((token for token in tokens if not 0 <= token < self.vocab), None)
+        if outside is not None:
+            raise ServingError(f"the prompt has token {outside}, and the vocabulary goes from 0 to {self.vocab - 1}")
+        return tokens
+
+    def found(self, names: Sequence[bytes]) -> int:
+        """How many of a prompt's pieces, from the first on, the cache has now; their names are `Request.names`."""
+        with self._lock:
+            return self._scheduler.found(names)
+
     def compile_transfers(self, lengths: Sequence[int], on_progress: Say | None = None) -> None:
         """Prepares to give prompts that are computed to other engines, and to take them; before the first request."""
         with progress(on_progress) as say:
@@ -124,10 +137,7 @@ class Engine:
             ServingError: It is too long, or asks for what the engine does not do.
             EngineStopped: The engine takes no more requests.
         """
-        tokens = [int(token) for token in prompt]
-        outside = next((token for token in tokens if not 0 <= token < self.vocab), None)
-        if outside is not None:
-            raise ServingError(f"the prompt has token {outside}, and the vocabulary goes from 0 to {self.vocab - 1}")
+        tokens = self.checked(prompt)
         stops = tuple(dict.fromkeys([*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos)]))
         outside = next((token for token, _ in sampling.logit_bias if not 0 <= token < self.vocab), None)
         if outside is not None:

@@ -11,6 +11,12 @@ from meshwright.serving.engine.engine import Engine
 from meshwright.serving.engine.programs import Parcel
 from meshwright.serving.handle import Handle, Listener
 from meshwright.serving.requests import EngineStopped, Sampling, Stats, Token
+from meshwright.serving.scheduling import Request
+
+#: A replica may have so large a part of its slots more requests than the least busy one, for a prompt that it knows:
+#: each running sequence makes the steps of all others a little longer, and a system prompt that all requests have in
+#: common must not bring them all to one replica.
+_UNEVEN = 8
 
 
 class Fleet:
@@ -33,12 +39,13 @@ class Fleet:
         self._ids = itertools.count()
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, listener: Listener | None = None) -> Handle:
-        """Takes a request, as `Engine.submit` does: on the engine with the fewest."""
-        front = _least(self._fronts)
+        """Takes a request, as `Engine.submit` does: on the engine that knows most of it, of those that have time."""
+        prompt = self._fronts[0].checked(prompt)
+        front = _chosen(self._fronts, prompt)
         if not self._backs or sampling.max_tokens == 1:
             return front.submit(prompt, sampling, listener)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        relay = _Relay(next(self._ids), list(map(int, prompt)), replace(sampling, seed=seed), self._backs, listener)
+        relay = _Relay(next(self._ids), prompt, replace(sampling, seed=seed), self._backs, listener)
         return relay.begin(front)
 
     def stats(self) -> Stats:
@@ -71,6 +78,21 @@ class Fleet:
 
 def _least(engines: Sequence[Engine]) -> Engine:
     return min(engines, key=lambda engine: engine.load)
+
+
+def _chosen(engines: Sequence[Engine], prompt: list[int]) -> Engine:
+    """The engine for a prompt: of those that are little busier than the least busy one, the one that knows most of it.
+
+    Only engines with a free slot are asked; where none has one, it is the one with the fewest requests.
+    """
+    least = _least(engines)
+    slots = least.limits.slots
+    most = min(least.load + max(1, slots // _UNEVEN), slots - 1)
+    near = [engine for engine in engines if engine.load <= most]
+    if len(near) < 2 or not prompt:
+        return least
+    names = Request(0, prompt, 1).names(least.limits.piece)
+    return max(near, key=lambda engine: (engine.found(names), -engine.load))
 
 
 class _Relay:

@@ -62,6 +62,11 @@ class Limits:
         """The numbers of sequences that steps are compiled for."""
         return row_ladder(self.slots)
 
+    @property
+    def piece(self) -> int:
+        """Tokens of a piece of a prompt that another prompt may share."""
+        return self.reuse or self.block_size
+
     def blocks_for(self, tokens: int) -> int:
         """How many blocks hold so many tokens."""
         return -(-tokens // self.block_size)

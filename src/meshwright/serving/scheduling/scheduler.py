@@ -122,6 +122,10 @@ class Scheduler:
         self._open[request.id] = request
         self._waiting.append(request)
 
+    def found(self, names: Sequence[bytes]) -> int:
+        """How many pieces of a prompt with these names, from the first on, are in the cache."""
+        return self._slots.longest(names) if self.limits.reuse else len(self.pool.prefix(names))
+
     def cancel(self, id: int | str) -> None:
         """Ends a request at once; its blocks are free. One that has ended, or is not known, is left as it is."""
         self.end(id, "cancelled")
@@ -199,7 +203,7 @@ class Scheduler:
     def _name(self, request: Request, computed: int) -> None:
         """Says which parts of the cache hold what of a request, so that others may begin with it."""
         reuse = self.limits.reuse
-        first, names = request.newly_full(computed, reuse or self.limits.block_size)
+        first, names = request.newly_full(computed, self.limits.piece)
         if reuse:
             assert request.slot is not None
             self._slots.name(request.slot, names)
@@ -235,7 +239,7 @@ class Scheduler:
         """Gives a waiting request a slot, blocks for all its tokens and what the cache has of them, if it can."""
         if not self._slots.available or request.num_generated > len(request.generated):  # its last token is on its way
             return False
-        size = self.limits.reuse or self.limits.block_size
+        size = self.limits.piece
         names = request.names(size)[: (request.num_tokens - 1) // size]  # one token at least is computed
         if request.arrived:  # what comes is written to blocks of its own
             names = []

@@ -63,6 +63,10 @@ class SlotPool:
         for name in names:
             self._holders.setdefault(name, []).append(slot)
 
+    def longest(self, names: Sequence[bytes]) -> int:
+        """How many of these pieces some slot holds, from the first on."""
+        return self._longest(names)[0]
+
     def free(self, slot: int) -> None:
         """Gives a slot back; what it holds is kept until the slot is taken."""
         rung = self._free[self._rung_of[slot]]
