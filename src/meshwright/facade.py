@@ -6,7 +6,7 @@ module below imports this one.
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from meshwright.errors import ShardingError
 from meshwright.names import one_line
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from meshwright.explain.alternatives.explanation import Explanation
+    from meshwright.explain.show.decisions import Decisions
     from meshwright.explain.show.diff import Difference
     from meshwright.explain.show.tensor_table import TensorTable
     from meshwright.hardware import Cluster
@@ -65,16 +66,28 @@ class Plan(PlanData):
 
         return show(self, path)
 
-    def explain(self, path: str, seconds: float = 0.2) -> "Explanation":
-        """Why an argument or result is split as it is, and what else would cost. Print it.
+    @overload
+    def explain(self) -> "Decisions": ...
+
+    @overload
+    def explain(self, path: str, seconds: float = 0.2) -> "Explanation": ...
+
+    def explain(self, path: str | None = None, seconds: float = 0.2) -> "Explanation | Decisions":
+        """Why an argument or result is split as it is, and what else would cost; or what the whole step's decisions do.
 
         Args:
-            path: Of one tensor.
+            path: Of one tensor; None for microbatches, recomputation, stages and the splits together, each beside the
+                quickest plan that the search made and that decides it otherwise.
             seconds: Time to solve again. An alternative that cannot be solved in it is bounded, or counted only.
 
         Returns:
-            The runner-ups, each at the cost of the best plan that has it, and what forced the choice.
+            What can be printed: of a tensor the runner-ups, each at the cost of the best plan that has it, and what
+            forced the choice.
         """
+        if path is None:
+            from meshwright.explain.show.decisions import decisions
+
+            return decisions(self)
         from meshwright.explain.alternatives.why import explain
 
         return explain(self, path, seconds)

@@ -17,6 +17,7 @@ from meshwright.report.page import page as build_page
 from meshwright.units import format_bytes
 from tests.explain.plans import plan_of, tensor_parallel
 from tests.plans.records.test_staged_record import planned
+from tests.step_search.test_microbatches import tight
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -124,6 +125,15 @@ def test_a_plan_of_one_program(visit):
     assert paths and all("down" in path for path in paths)
     everything(page)
     shoot(page, "spmd-whole", full_page=True)
+
+
+def test_decisions_and_memory_of_a_step_in_microbatches(visit):
+    plan = tight()
+    page = visit(plan)
+    everything(page)
+    assert page.locator("#decisions table").first.locator("tbody tr").count() == 4
+    assert "does not fit" in page.inner_text("#decisions")
+    assert "microbatch 1" in page.locator("#memory svg").text_content()
 
 
 def test_communication_sorts_and_searches(visit):

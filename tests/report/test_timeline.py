@@ -46,10 +46,24 @@ def test_lanes_hold_the_tasks_of_a_program(program):
     tasks = [
         s.task for s in (*(s for p in program.stages[0].passes for s in p.run.spans), *program.stages[0].update.spans)
     ]
-    for kind, names in ((COMPUTE, ["compute"]), (COLLECTIVE, [name for name in lanes if name != "compute"])):
+    for kind, names in (
+        (COMPUTE, ["compute"]),
+        (COLLECTIVE, [name for name in lanes if name not in ("compute", "exposed")]),
+    ):
         assert sum(bar[4] for name in names for bar in lanes[name]) == sum(task.kind == kind for task in tasks) > 0
     busy = sum(bar[1] - bar[0] for bar in lanes["compute"]) / TICKS * shown["step"]
     assert busy == pytest.approx(program.timeline[0].seconds(COMPUTE), rel=0.02)
+
+
+def test_communication_that_compute_waits_for_is_marked():
+    example = zoo.build("gpt-tiny")
+    args = (example.train_step, example.state, example.batch)
+    plan = mw.plan(*args, cluster="1x4 h100", mesh=(4,), method=mw.Zero(3))
+    (row,) = timeline_data(plan.simulate())["rows"]
+    exposed, computing = (lanes_of(row)[name] for name in ("exposed", "compute"))
+    waited = sum(bar[1] - bar[0] for bar in exposed) / TICKS * plan.step_s
+    assert waited == pytest.approx(plan.cost.waiting, rel=0.02) and waited > 0
+    assert all(stop <= a[0] + 1 or start >= a[1] - 1 for start, stop, *_ in exposed for a in computing if a[4] == 1)
 
 
 def test_what_is_too_short_to_be_seen_is_joined():

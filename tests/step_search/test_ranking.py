@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.plans.plan import Compared
 from meshwright.plans.tensor import Tensor
 from meshwright.step_search import ranking
 
@@ -20,6 +21,11 @@ class Told:
     stages: tuple[None, ...] = ()
     microbatches: int = 1
     pipeline: None = None
+    method: str = "Auto"
+    recompute: str = "none"
+    mesh: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(sizes=(4,)))
+    memory: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(peak_bytes=1))
+    compared: tuple[Compared, ...] = ()
     remarks: tuple[str, ...] = field(default=())
 
     @property
@@ -56,6 +62,17 @@ def test_what_the_last_percent_would_have_cost_is_said():
         "A plan with 4 different splits of the state, 2 microbatches would be 0.8% quicker as simulated; "
         "this one is simpler.",
     )
+
+
+def test_a_plan_keeps_what_it_was_compared_with_the_quickest_first_and_each_decision_once():
+    zero = ranking.simplest([Told(2.0, method="Zero-3", microbatches=4), Told(3.0, method="Zero-3", microbatches=8)])
+    same = Told(1.0, method="Zero-1")  # the same plan by another name
+    chosen = ranking.simplest([Told(4.0), zero, Told(1.0), same, Told(2.5, method="Zero-3", microbatches=4)])
+    assert [(one.method, one.microbatches, one.step_s) for one in chosen.compared] == [
+        ("Zero-3", 4, 2.0),
+        ("Zero-3", 8, 3.0),
+        ("Auto", 1, 4.0),
+    ]
 
 
 def test_rounding_of_the_simulated_step_makes_no_wait_of_less_than_nothing(tmp_path):

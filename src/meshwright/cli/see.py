@@ -48,11 +48,15 @@ def plan_view(plan: "Plan") -> "RenderableType":
 
 def explain_command(
     plan: PlanArgument,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A tensor, such as state/params/layers/3/up.")],
+    path: Annotated[
+        str | None,
+        typer.Argument(metavar="PATH", help="A tensor, such as state/params/layers/3/up; none for the whole step."),
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Time to solve again; what it does not suffice for is bounded.")] = 0.2,
 ) -> None:
-    """Say why a tensor is split as it is, what else was possible and what it would cost."""
-    show(meshwright.Plan.load(plan).explain(path, seconds))
+    """Say why a tensor is split as it is and what else would cost; without a tensor, what each decision is worth."""
+    found = meshwright.Plan.load(plan)
+    show(found.explain() if path is None else found.explain(path, seconds))
 
 
 def diff_command(
@@ -97,7 +101,7 @@ def export_command(
 # The functions behind these commands for plain strings, with the number of arguments of each.
 PLAIN: dict[str, tuple[Callable[..., None], int, int]] = {
     "show": (lambda plan, glob=None: show_command(Path(plan), glob), 1, 2),
-    "explain": (lambda plan, path: explain_command(Path(plan), path), 2, 2),
+    "explain": (lambda plan, path=None: explain_command(Path(plan), path), 1, 2),
     "diff": (lambda one, other: diff_command(Path(one), Path(other)), 2, 2),
     "dump": (lambda plan, folder: dump_command(Path(plan), Path(folder)), 2, 2),
 }

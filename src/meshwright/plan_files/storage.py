@@ -16,7 +16,7 @@ from meshwright.plan_files.stored_operations import check_axes, ops_to_json, par
 from meshwright.plans.operations import Collective, OpPlan
 from meshwright.plans.plan import Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.pytree_json import checked_structure, skeleton
-from meshwright.plans.search_log import Considered
+from meshwright.plans.search_log import Compared, Considered
 from meshwright.plans.stage import Microbatches, Pipeline, Stage, Submesh
 from meshwright.plans.tensor import Tensor, parse_spec, spec_text
 from meshwright.schema import Count, built, checked, parse_json
@@ -192,6 +192,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         "solution": _solution_to_json(plan.solution),
         "unsplittable": list(plan.unsplittable),
         "considered": [_considered_to_json(c) for c in plan.considered],
+        "compared": [asdict(one) for one in plan.compared],
         "provenance": dict(plan.provenance),
         "remarks": list(plan.remarks),
         "microbatches": plan.microbatches,
@@ -245,6 +246,7 @@ def plan_from_json(data: dict[str, Any]) -> PlanData:
         details=_details_from_json(data, mesh.names, (*arguments, *results)),
         unsplittable=built(tuple[str, ...], data["unsplittable"], "unsplittable"),
         considered=built(tuple[Considered, ...], data["considered"], "considered"),
+        compared=built(tuple[Compared, ...], data.get("compared", ()), "compared"),
         provenance=data["provenance"],
         remarks=built(tuple[str, ...], data.get("remarks", ()), "remarks"),
         microbatches=built(Microbatches, data.get("microbatches", 1), "microbatches"),
@@ -296,6 +298,7 @@ _TYPES: dict[str, Any] = {
     "results": tuple[Tensor, ...],
     "unsplittable": tuple[str, ...],
     "considered": tuple[Considered, ...],
+    "compared": tuple[Compared, ...],
     "provenance": dict[str, Any],
     "remarks": tuple[str, ...],
     "microbatches": Microbatches,

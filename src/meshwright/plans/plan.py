@@ -13,6 +13,7 @@ from meshwright.plans.operations import OpPlan as OpPlan
 from meshwright.plans.paths import match_paths, nearest
 from meshwright.plans.pytree_json import rebuild
 from meshwright.plans.records.judgement import Judgement, Verdict
+from meshwright.plans.search_log import Compared as Compared
 from meshwright.plans.search_log import Considered as Considered
 from meshwright.plans.stage import Pipeline, Stage
 from meshwright.plans.tensor import Spec, Tensor
@@ -136,6 +137,7 @@ class PlanData:
     provenance: Mapping[str, Any]
     pipeline: Pipeline | None = None  # how its stages work together; None for one program over the whole mesh
     stages: tuple[Stage, ...] = ()
+    compared: tuple[Compared, ...] = ()  # other plans of the step that were made, the quickest first
     remarks: tuple[str, ...] = ()  # remarks for the user on how it was made, a sentence each
     microbatches: int = 1  # parts of the batch that run one after the other; also those of a pipeline
     batch_argnums: tuple[int, ...] = ()  # positions of the arguments that one program cuts into them

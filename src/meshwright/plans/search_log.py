@@ -1,4 +1,4 @@
-"""The mesh views that were solved in the search for a plan, with the progress of each solve."""
+"""What the search for a plan looked at: mesh views with the progress of each solve, and other plans of the step."""
 
 from dataclasses import dataclass, field
 
@@ -40,3 +40,25 @@ class Considered:
     peak_bytes: Size | None
     remark: str
     rounds: tuple[Round, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A plan of the same step that the search did not take: what it had decided, and what came of that.
+
+    Attributes:
+        method: The method by which it was made.
+        mesh: The shape of its mesh.
+        microbatches, recompute: As of a plan; with stages, those of its pipeline.
+        num_stages: The number of its stages; 0 without any.
+        step_s: Its step, as simulated; None where no such plan fits.
+        peak_bytes: Memory of a device; where no such plan fits, what one would need at least.
+    """
+
+    method: str
+    mesh: tuple[Count, ...]
+    microbatches: Count
+    recompute: str
+    num_stages: Size
+    step_s: Amount | None
+    peak_bytes: Size

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from meshwright.explain.show.decisions import decisions, words
 from meshwright.explain.show.plan_text import memory_text, step_text
 from meshwright.explain.show.tensor_table import TensorRow, plan_rows, which
 from meshwright.parallelism.sentence import plain_sentence
@@ -19,7 +20,7 @@ from meshwright.report.timeline import recorded_data, timeline_data
 from meshwright.simulator.simulate import simulate
 
 if TYPE_CHECKING:
-    from meshwright.plans.plan import PlanData
+    from meshwright.plans.plan import Compared, PlanData
     from meshwright.runtime.stages.recording import Event
     from meshwright.simulator.simulation import Simulation
 
@@ -70,6 +71,11 @@ def page_data(plan: "PlanData", seconds: float, recorded: Sequence["Event"] = ()
             {"mesh": "×".join(map(str, v.shape)), "cost": v.cost, "peak": v.peak_bytes, "remark": v.remark}
             for v in plan.considered
         ],
+        "decided": [
+            {"name": one.name, "taken": one.taken, "instead": one.instead and _compared(plan, one.instead)}
+            for one in decisions(plan).decisions
+        ],
+        "compared": [_compared(plan, one) for one in plan.compared],
         "unsplittable": plan.unsplittable,
         "remarks": plan.remarks,
         "provenance": dict(plan.provenance),
@@ -86,6 +92,12 @@ def page_data(plan: "PlanData", seconds: float, recorded: Sequence["Event"] = ()
     if subjects and seconds > 0:
         add_alternatives(subjects, rows, page["tensors"], deadline)
     return page
+
+
+def _compared(plan: "PlanData", other: "Compared") -> dict[str, Any]:
+    """A plan that was not taken: in words, its step where it fits, and its memory."""
+    more = None if other.step_s is None or not plan.step_s else other.step_s / plan.step_s - 1
+    return {"plan": words(other), "step": other.step_s, "more": more, "peak": other.peak_bytes}
 
 
 def _mesh(plan: "PlanData") -> dict[str, Any]:

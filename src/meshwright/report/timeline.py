@@ -3,8 +3,10 @@
 Pages stay small: bars too short to be seen are merged with the next bars in their lane.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby, islice, pairwise
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.parallelism.words import label_words
@@ -94,13 +96,15 @@ def joined(bars: Iterable[Bar], least: int) -> list[Bar]:
 
 def _lanes(simulated: "Simulation", row: int) -> Iterator[tuple[str, list[Bar]]]:
     """The non-empty lanes of one class of devices."""
-    bars: dict[str, list[Bar]] = {name: [] for name in (*_LANES.values(), "transfers")}
+    bars: dict[str, list[Bar]] = {name: [] for name in ("compute", "exposed", *_LANES.values(), "transfers")}
     scale, run, staged = TICKS / simulated.step_s, simulated.stages[row], len(simulated.stages) > 1
     for p in run.passes:
         for lane, bar in _bars(p.run, p.start_s, p.step.work, _pass_name(simulated, p) if staged else "", scale):
             bars[lane].append(bar)
+        bars["exposed"] += _exposed(p.run, p.start_s, p.step.work, scale)
     for lane, bar in _bars(run.update, run.update_s, "update", "update" if staged else "", scale):
         bars[lane].append(bar)
+    bars["exposed"] += _exposed(run.update, run.update_s, "update", scale)
     for item in DeviceTimeline(simulated, row).intervals if staged else ():
         if item.kind == TRANSFER:
             work = next(work for work in WORK if f"send {work}" in item.name)
@@ -122,6 +126,22 @@ def _bars(run: "Timeline", begin_s: float, work: str, name: str, scale: float) -
             last = Bar(start, stop, name or label_words(span.task.name), work)
         assert last is not None
         yield _LANES[lane], last
+
+
+def _exposed(run: "Timeline", begin_s: float, work: str, scale: float) -> Iterator[Bar]:
+    """The parts of a pass's communication in which the device does not compute."""
+    computing = sorted((s.start_s, s.end_s) for s in run.spans if s.task.lane == COMPUTE)
+    idle = list(pairwise([0.0, *chain.from_iterable(computing), inf]))[::2]
+    ends, done = [end for _, end in idle], 0.0
+    for span in sorted((s for s in run.spans if s.task.lane != COMPUTE), key=lambda s: s.start_s):
+        for from_s, until_s in islice(idle, bisect_right(ends, span.start_s), None):
+            if from_s >= span.end_s:
+                break
+            start, stop = max(span.start_s, from_s, done), min(span.end_s, until_s)
+            if stop > start:  # else another message was waited for meanwhile
+                done = stop
+                first, last = (round((begin_s + at) * scale) for at in (start, stop))
+                yield Bar(first, last, label_words(span.task.name), work)
 
 
 def _pass_name(simulated: "Simulation", p: "Pass") -> str:

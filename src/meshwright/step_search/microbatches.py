@@ -18,10 +18,10 @@ from meshwright.hardware import Mesh
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import AUTO, Auto, Method
 from meshwright.planner.planner import Progress, least_live_bytes
-from meshwright.plans.plan import PlanData
+from meshwright.plans.plan import Compared, PlanData
 from meshwright.runtime.microbatches.cut_operations import CannotCut
 from meshwright.runtime.microbatches.planned_parts import cut_traced
-from meshwright.step_search.ranking import NEARLY, simplest, with_step
+from meshwright.step_search.ranking import NEARLY, against, simplest, with_step
 
 Solve = Callable[..., PlanData]  # of a traced step, by a method; and whether under the memory limit, by default so
 Cut = Callable[[Traced, Sequence[int], int], Traced]
@@ -121,14 +121,16 @@ class _Search:
     def best(self) -> PlanData:
         """The plan with the best number of microbatches."""
         counts = divisors(batch_size(self.traced, self.positions))
-        count = self._least_count(counts)
         plans: list[PlanData] = []
+        misfits: list[Compared] = []
+        count = self._least_count(counts, misfits)
         while count:
             try:
                 found = self._plan(count)
             except DoesNotFit as error:
                 if plans:
                     break
+                misfits.append(self._misfit(count, error.needed_bytes))
                 following = self._after_misfit(error, count, counts)
                 if not following:
                     raise _said(error, count) from None
@@ -143,10 +145,13 @@ class _Search:
                 plans.append(found)
                 following = _following(counts, 2 * count) if held else 0
             count = following
-        return simplest(plans)
+        return against(simplest(plans), (), misfits)
 
-    def _least_count(self, counts: Sequence[int]) -> int:
-        """The fewest microbatches with which a plan may fit: all devices together hold every live value once."""
+    def _least_count(self, counts: Sequence[int], misfits: list[Compared]) -> int:
+        """The fewest microbatches with which a plan may fit: all devices together hold every live value once.
+
+        Where that is more than one, what one would need is added to what does not fit.
+        """
         limit = self.meshes[0].memory_bytes
         if limit is None or len(counts) < 2:
             return 1
@@ -154,7 +159,12 @@ class _Search:
         live, arguments = least_live_bytes(self.traced, self.meshes[0])
         if live <= room or arguments >= room:
             return 1
+        misfits.append(self._misfit(1, live / self.meshes[0].num_devices))
         return _following(counts, ceil((live - arguments) / (room - arguments))) or counts[-1]
+
+    def _misfit(self, count: int, needed_bytes: float) -> Compared:
+        shape, policy = tuple(self.meshes[0].sizes), self.traced.graph.recompute
+        return Compared(self.method.name, shape, count, policy, 0, None, round(needed_bytes))
 
     def _plan(self, count: int) -> PlanData:
         """The plan with so many microbatches."""

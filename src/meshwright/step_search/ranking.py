@@ -1,10 +1,10 @@
 """Which of several plans of a step to take: the quickest as simulated, or a simpler one that is nearly as quick."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from meshwright.plans.plan import PlanData
+from meshwright.plans.plan import Compared, PlanData
 from meshwright.simulator.simulate import simulate
 from meshwright.simulator.simulated_step import SimulatedStep
 
@@ -43,7 +43,7 @@ def simplest(plans: Sequence[PlanData]) -> PlanData:
     quickest = times.index(min(times))
     near = [n for n, seconds in enumerate(times) if seconds <= (1 + NEARLY) * times[quickest]]
     chosen = min(near, key=lambda n: (complexity(plans[n]), times[n]))
-    return simpler(plans[chosen], plans[quickest])
+    return against(simpler(plans[chosen], plans[quickest]), [*plans[:chosen], *plans[chosen + 1 :]])
 
 
 def simpler(plan: PlanData, quickest: PlanData) -> PlanData:
@@ -51,6 +51,31 @@ def simpler(plan: PlanData, quickest: PlanData) -> PlanData:
     if plan.step_s <= (1 + _WORTH_SAYING) * quickest.step_s:
         return plan
     return replace(plan, remarks=(*plan.remarks, _gain(quickest, 1 - quickest.step_s / plan.step_s)))
+
+
+def against(plan: PlanData, others: Iterable[PlanData], misfits: Iterable[Compared] = ()) -> PlanData:
+    """A plan that is taken, with the others as what it was compared with: of those that decide alike, the quickest."""
+    known = [*plan.compared, *misfits]
+    for other in others:
+        known += [_compared(other), *other.compared]
+    quickest = dict[tuple[object, ...], Compared]()
+    for one in sorted(known, key=lambda one: (one.step_s is None, one.step_s or 0.0)):
+        quickest.setdefault((one.method, one.mesh, one.microbatches, one.recompute, one.num_stages), one)
+    mine = replace(_compared(plan), method="")
+    return replace(plan, compared=tuple(one for one in quickest.values() if replace(one, method="") != mine))
+
+
+def _compared(plan: PlanData) -> Compared:
+    pipeline = plan.pipeline
+    return Compared(
+        method=plan.method,
+        mesh=tuple(plan.mesh.sizes),
+        microbatches=plan.microbatches,
+        recompute=plan.recompute if pipeline is None else pipeline.checkpoint,
+        num_stages=len(plan.stages),
+        step_s=plan.step_s,
+        peak_bytes=plan.memory.peak_bytes,
+    )
 
 
 def _gain(quickest: PlanData, share: float) -> str:

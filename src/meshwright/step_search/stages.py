@@ -35,7 +35,7 @@ from meshwright.runtime.stages.pipeline_program import why_not_cut
 from meshwright.schedules import SCHEDULES
 from meshwright.schedules.order import proven_order
 from meshwright.step_search.microbatches import batch_size
-from meshwright.step_search.ranking import NEARLY, simpler, with_step
+from meshwright.step_search.ranking import NEARLY, against, simpler, with_step
 
 _NONE = 1e-9  # part of a product that takes no time besides what every product takes
 _WEIGHTS = 1 / 3  # of a microbatch's time at most: no more than the forward pass, or the rest of the backward pass
@@ -71,13 +71,12 @@ def or_stages(
     except (DoesNotFit, ShardingError):  # the step has no layers, or sizes that stages do not allow
         return plan
     best = min(staged, key=lambda one: one.step_s, default=plan)
-    if best.step_s >= plan.step_s:
-        return plan
     if best.step_s >= (1 - NEARLY) * plan.step_s:
-        return simpler(plan, best)
+        return against(simpler(plan, best), staged)
     said = (
         f"It runs in stages: the best plan without any takes {plan.step_s / best.step_s - 1:.1%} longer, as simulated."
     )
+    best = against(best, [plan, *(one for one in staged if one is not best)])
     return replace(best, remarks=(said, *best.remarks))
 
 

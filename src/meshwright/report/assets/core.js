@@ -73,7 +73,7 @@ MW.symbols = (text) => {
 };
 
 /* A section is drawn when it comes near the screen, and again when another plan is chosen. */
-MW.order = ["overview", "difference", "arrangements", "latencies", "replicas", "stages", "stage-memory", "timeline", "instructions", "tensors", "layer", "memory", "communication", "blocks", "operations", "views"];
+MW.order = ["overview", "difference", "arrangements", "latencies", "replicas", "stages", "stage-memory", "timeline", "instructions", "tensors", "layer", "memory", "communication", "blocks", "operations", "decisions", "views"];
 MW.section = (id, title, lead, draw, wanted = () => true) => MW.sections.push({ id, title, lead, draw, wanted });
 MW.render = () => {
   const main = document.getElementById("main"), nav = document.getElementById("nav");

@@ -14,15 +14,20 @@ MW.area = (line, room) => {
     out.append(MW.svg("path", { d: path, fill: `var(--r${colours[role]})`, opacity: .85 }));
     base = high;
   }
-  let phase = "";
-  line.phase.forEach((name, i) => {
-    if (name === phase) return;
-    phase = name;
-    out.append(MW.svg("line", { class: "grid", x1: x(i), x2: x(i), y1: top, y2: height - bottom }), MW.words(name, { x: x(i) + 4, y: height - 8 }));
+  // Of a step in microbatches these are named, as far as there is room, and not the passes of each.
+  const named = (i) => (line.num_parts === 1 || line.phase[i] === "update" ? line.phase[i] : `microbatch ${line.part[i]}`);
+  let before = "", free = left;
+  line.at.forEach((_, i) => {
+    if (named(i) === before) return;
+    before = named(i);
+    out.append(MW.svg("line", { class: "grid", x1: x(i), x2: x(i), y1: top, y2: height - bottom }));
+    if (x(i) < free) return;
+    out.append(MW.words(before, { x: x(i) + 4, y: height - 8 }));
+    free = x(i) + 10 + 7 * before.length;
   });
   MW.limitLine(out, plan.memory.limit, most, { left, right, top, y });
   const cursor = MW.svg("line", { class: "cursor", y1: top, y2: height - bottom, x1: -9, x2: -9 }), words = MW.el("div", { class: "legend", "aria-live": "polite" });
-  const say = (i) => words.replaceChildren(...MW.legend(roles.map((role) => ({ name: role, colour: `var(--r${colours[role]})`, text: MW.bytes(line.roles[role][i]) }))).childNodes, MW.el("span", {}, `operation ${line.at[i]} (${line.phase[i]}) `, MW.el("b", {}, MW.bytes(total[i]))));
+  const say = (i) => words.replaceChildren(...MW.legend(roles.map((role) => ({ name: role, colour: `var(--r${colours[role]})`, text: MW.bytes(line.roles[role][i]) }))).childNodes, MW.el("span", {}, `operation ${line.op[i]} (${line.phase[i]}${line.num_parts > 1 && line.phase[i] !== "update" ? ` of microbatch ${line.part[i]}` : ""}) `, MW.el("b", {}, MW.bytes(total[i]))));
   out.append(cursor);
   out.addEventListener("pointermove", (event) => {
     const box = out.getBoundingClientRect(), op = ((event.clientX - box.left) / box.width * width - left) / (right - left) * line.num_ops;
@@ -35,4 +40,4 @@ MW.area = (line, room) => {
   say(total.indexOf(Math.max(...total)));
   return MW.el("div", { class: "card" }, out, words);
 };
-MW.section("memory", "Memory over time", "Bytes on one device at every operation of the step; move over it to read it off.", (body) => body.append(MW.area(MW.plan().programs[0].timeline, MW.room(body))), () => MW.plan().programs.some((p) => p.timeline));
+MW.section("memory", "Memory over time", "Bytes on one device at every operation of the step, once for each microbatch; move over it to read it off.", (body) => body.append(MW.area(MW.plan().programs[0].timeline, MW.room(body))), () => MW.plan().programs.some((p) => p.timeline));

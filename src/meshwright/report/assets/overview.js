@@ -55,6 +55,17 @@ MW.section("overview", "Overview", null, (body) => {
   if (plan.unsplittable.length) body.append(MW.el("p", { class: "note" }, `planned without a rule, so not split: ${plan.unsplittable.join(", ")}`));
   for (const remark of plan.remarks) body.append(MW.el("p", { class: "note" }, remark));
 });
+MW.section("decisions", "Decisions", "What the search decided about the whole step, each beside the quickest plan that decides it otherwise.", (body) => {
+  const plan = MW.plan(), instead = { step: "", more: null, peak: null };
+  const figures = [
+    { key: "step", name: "step", num: true, show: (c) => (c.step === null ? "does not fit" : c.step === "" ? "" : MW.cost(c.step)) },
+    { key: "more", name: "difference", num: true, show: (c) => (c.more === null ? "" : `${c.more < 0 ? "−" : "+"}${(100 * Math.abs(c.more)).toFixed(1)}%`) },
+    { key: "peak", name: "memory", num: true, show: (c) => (c.peak === null ? "" : `${c.step === null ? "≥ " : ""}${MW.bytes(c.peak)}`) },
+  ];
+  const decided = plan.decided.map((d) => ({ ...d, ...instead, plan: "none was looked into", ...d.instead }));
+  body.append(MW.table([{ key: "name", name: "decision" }, { key: "taken", name: "taken" }, { key: "plan", name: "instead", wide: true }, ...figures], decided));
+  body.append(MW.el("h3", {}, "Other plans that were looked into"), MW.table([{ key: "plan", name: "plan", wide: true }, ...figures], plan.compared));
+}, () => MW.plan().compared.length > 0);
 MW.section("views", "Mesh views", "Other logical views of the same devices, and the best plans found on them.", (body) => {
   const plan = MW.plan();
   body.append(MW.table([

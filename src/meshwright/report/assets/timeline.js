@@ -1,6 +1,6 @@
 /* A simulated or recorded step: the compute and communication of each class of devices over time. Zooms with buttons, keys and Ctrl + wheel; drags. */
 MW.workColours = { forward: "var(--x)", backward: "var(--y)", weights: "var(--z)", update: "var(--r1)" };
-MW.laneColours = { collectives: "var(--send)", fetches: "var(--r2)", gradients: "var(--gradients)", transfers: "var(--r5)" };
+MW.laneColours = { exposed: "var(--bad)", collectives: "var(--send)", fetches: "var(--r2)", gradients: "var(--gradients)", transfers: "var(--r5)" };
 MW.timeline = (line, room) => {
   const left = 92, right = 8, span = line.ticks, width = room, view = { from: 0, to: span }, out = MW.svg("svg", { width, class: "chart timeline", role: "img", tabindex: "0" });
   const heights = (lane) => (lane.name === "compute" ? 24 : 12), x = (t) => left + (width - left - right) * (t - view.from) / (view.to - view.from);
@@ -62,7 +62,7 @@ MW.timeline = (line, room) => {
   const buttons = MW.el("div", { class: "row zoom" }, button("+", "Zoom in", () => zoom(2)), button("−", "Zoom out", () => zoom(.5)), button("◂", "Earlier", () => move(view.from - (view.to - view.from) / 2, view.to - view.from)), button("▸", "Later", () => move(view.from + (view.to - view.from) / 2, view.to - view.from)), button("whole step", "Show the whole step", () => move(0, span)));
   const works = new Set(), lanes = new Set();
   for (const row of line.rows) for (const lane of row.lanes) { if (lane.name === "compute") lane.bars.forEach((b) => works.add(line.work[b[3]])); else lanes.add(lane.name); }
-  const said = { collectives: "(compute waits for them)", fetches: "(weights, beside compute)", gradients: "(beside compute)", transfers: "(to other stages)" };
+  const said = { exposed: "(communication that compute waits for)", collectives: "(before what needs them)", fetches: "(weights, beside compute)", gradients: "(beside compute)", transfers: "(to other stages)" };
   const parts = [...line.work.filter((w) => works.has(w)).map((name) => ({ name, colour: MW.workColours[name], text: "" })), ...[...lanes].map((name) => ({ name: `${name} ${said[name]}`, colour: MW.laneColours[name], text: "" }))];
   return MW.el("div", { class: "card" }, buttons, MW.el("div", { class: "tall" }, out), MW.legend(parts));
 };
