@@ -4,7 +4,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ from meshwright.cli.launching.elastic import ElasticRun
 from meshwright.cli.launching.settings import device_settings, keeping, process_settings
 from meshwright.runtime.processes.connections import reserved_port
 from meshwright.runtime.processes.stalls import DEADLINE
+from meshwright.scratch import scratch_folder
 from meshwright.training.in_memory.folder import host_memory
 
 SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -75,7 +75,8 @@ def launch_command(
     shares = device_settings(here, devices_per_process, platform)
     shares = [{**share, **({} if deadline is None else {DEADLINE: str(deadline)})} for share in shares]
     command = [sys.executable, *(["-m"] if module else []), script, *(arguments or ())]
-    with TemporaryDirectory(prefix="meshwright-kept-") as kept, host_memory() as memory:
+    with scratch_folder("launch") as folder, host_memory() as memory:
+        kept = str(folder)
         if is_elastic or restarts:
             shares = [{**memory, **share} for share in shares]
         if not is_elastic:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import count
 from os import PathLike
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from meshwright.facade import Plan
 from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.planner.methods import Auto, Method, find_method
 from meshwright.runtime.processes.preemption import preempted
+from meshwright.scratch import scratch_folder
 from meshwright.trainer.export import check_export, export
 from meshwright.trainer.metrics import Meter, Planned, slower_than_planned
 from meshwright.trainer.models import TrainedModel, find_model
@@ -111,8 +111,8 @@ def _folder(settings: Settings) -> Iterator[RunFolder]:
         folder.make()
         yield folder
         return
-    with TemporaryDirectory(prefix="meshwright-run-") as scratch:
-        yield RunFolder(Path(scratch))
+    with scratch_folder("run") as scratch:
+        yield RunFolder(scratch)
 
 
 class _Run:

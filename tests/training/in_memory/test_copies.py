@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -113,29 +110,6 @@ def test_more_than_its_share_of_the_memory_is_not_taken(tmp_path, memory, monkey
     saved, directory = {"w": jnp.zeros(2048)}, tmp_path / "saved"
     mw.save(directory, 1, saved)
     assert not list(memory.glob("*/*.data")) and same(mw.restore(directory, like=saved), saved)
-
-
-LAUNCHER = """
-import os, signal
-from meshwright.training.in_memory.folder import FOLDER, host_memory
-with host_memory() as told:
-    print(told[FOLDER], flush=True)
-    if {is_killed}:
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system keeps no files in memory")
-def test_the_folder_goes_with_its_launcher_or_with_the_next_one():
-    def folder(is_killed):
-        command = [sys.executable, "-c", LAUNCHER.format(is_killed=is_killed)]
-        return Path(subprocess.run(command, capture_output=True, text=True, check=not is_killed).stdout.strip())
-
-    assert not folder(is_killed=False).exists()
-    left = folder(is_killed=True)
-    assert left.is_dir()
-    folder(is_killed=False)
-    assert not left.exists()
 
 
 TWO_HOSTS = """
