@@ -8,10 +8,12 @@ no sum is reordered or contracted. A call whose work depends on more than the si
 where it calls `pause`, and begins again compiled.
 
 Machine code is cached on disk. A change of the bytecode of a kernel, or of what it calls or names, invalidates it.
+numba is imported with the first kernel that is called: a run that takes its plan from a file calls none.
 """
 
 import dis
 import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +24,6 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import numba
 import numpy as np
 
 from meshwright import background_compile
@@ -134,6 +135,9 @@ class Kernel:
 
         numba keeps machine code until the file of the function changes, and would keep it when only a callee does.
         """
+        import numba
+
+        _prepare_helpers()
         dispatcher = numba.njit(cache=True, **self.options)(self.function)
         index: Any = getattr(dispatcher._cache, "_cache_file", None)
         if hasattr(index, "_source_stamp"):
@@ -275,8 +279,8 @@ def kernel(
 
 
 def _disabled() -> bool:
-    """Whether ``NUMBA_DISABLE_JIT=1`` turned kernels into plain Python."""
-    return bool(getattr(numba.config, "DISABLE_JIT", 0))
+    """Whether ``NUMBA_DISABLE_JIT=1`` turns kernels into plain Python."""
+    return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
 
 def inline(function: Callable | None = None, *, plain: Callable | None = None) -> Callable:
@@ -289,11 +293,26 @@ def inline(function: Callable | None = None, *, plain: Callable | None = None) -
     if function is None:
         return lambda function: inline(function, plain=plain)
     called: Any = plain or function
-    if not _disabled():
-        made = numba.njit(fastmath=_FASTMATH, nogil=True, inline="always")(function)
-        called.py_func, called.targetoptions = function, made.targetoptions
-        called._numba_type_, called.dispatcher = made._numba_type_, made
+    called.py_func = function
+    with _preparing:
+        _helpers.append(called)
     return called
+
+
+_helpers: list[Any] = []  # those that numba does not know yet
+_preparing = threading.Lock()
+
+
+def _prepare_helpers() -> None:
+    """Gives helpers what numba requires of a function that it is to inline."""
+    import numba
+
+    with _preparing:
+        while _helpers:
+            helper = _helpers[-1]
+            made = numba.njit(fastmath=_FASTMATH, nogil=True, inline="always")(helper.py_func)
+            helper.targetoptions, helper._numba_type_, helper.dispatcher = made.targetoptions, made._numba_type_, made
+            _helpers.pop()
 
 
 def _abandon() -> None:

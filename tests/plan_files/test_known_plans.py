@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.jit import Kernel
 
 pytestmark = pytest.mark.devices
 
@@ -83,3 +84,14 @@ def test_the_environment_names_the_directory(tmp_path, monkeypatch):
     planned(None)
     mark(tmp_path)
     assert planned(None)[1].remarks == ("kept",)
+
+
+def test_a_kept_plan_is_read_without_any_kernel(tmp_path, monkeypatch):
+    planned(tmp_path)
+    mark(tmp_path)
+
+    def called(kernel, *args):
+        raise AssertionError(f"{kernel.name} loads numba, which takes longer than all else of reading a plan")
+
+    monkeypatch.setattr(Kernel, "__call__", called)
+    assert planned(tmp_path)[1].remarks == ("kept",)

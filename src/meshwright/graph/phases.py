@@ -5,8 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.jit import kernel
-
 PHASES = FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 _NONE, _FORWARD, _BACKWARD, _UPDATE = -1, 0, 1, 2
 
@@ -29,8 +27,7 @@ def assign_phases(scope: Ints, scopes: Sequence[str], makers: Ints, start: Ints)
     phases = np.array([_named(text) for text in scopes], np.int64)[scope]
     if (phases == _NONE).all():
         return np.full_like(phases, _FORWARD)
-    _follow(makers, start, phases)
-    return phases
+    return np.array(_followed(makers.tolist(), start.tolist(), phases.tolist()), np.int64)
 
 
 def _named(scope: str) -> int:
@@ -39,22 +36,19 @@ def _named(scope: str) -> int:
     return _FORWARD if "jvp(" in scope else _NONE
 
 
-@kernel
-def _follow(makers, start, phases):
-    """Fills in the phases of operations whose scopes name none."""
-    for i in range(len(phases)):
-        if phases[i] == _NONE:
-            latest = _NONE
-            for k in range(start[i], start[i + 1]):
-                if makers[k] >= 0:
-                    latest = max(latest, phases[makers[k]])
+def _followed(makers: list[int], start: list[int], phases: list[int]) -> list[int]:
+    """The phases, with those of operations whose scopes name none."""
+    for i, phase in enumerate(phases):
+        if phase == _NONE:
+            latest = max((phases[maker] for maker in makers[start[i] : start[i + 1]] if maker >= 0), default=_NONE)
             if latest != _NONE:
                 phases[i] = _FORWARD if latest == _FORWARD else _UPDATE
-    feeds = np.zeros(len(phases), np.bool_)  # is read, directly or not, by forward or backward operations
+    feeds = [False] * len(phases)  # is read, directly or not, by forward or backward operations
     for i in range(len(phases) - 1, -1, -1):
         if phases[i] == _NONE:
             phases[i] = _FORWARD if feeds[i] else _UPDATE
         if phases[i] != _UPDATE:
-            for k in range(start[i], start[i + 1]):
-                if makers[k] >= 0:
-                    feeds[makers[k]] = True
+            for maker in makers[start[i] : start[i + 1]]:
+                if maker >= 0:
+                    feeds[maker] = True
+    return phases

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -15,7 +16,6 @@ from meshwright.graph.tracing.call import Call, Leaves, call_abstractly
 from meshwright.graph.tracing.flatten import Flat, Names
 from meshwright.graph.tracing.garbage import collector_paused
 from meshwright.hardware import Cluster
-from meshwright.jit import kernel
 
 _MOST_GIVEN = 2**24  # integers of an argument of which a copy is kept; 64 MB
 
@@ -140,22 +140,30 @@ def _columns(flat: Flat) -> Columns:
 
 def _needed(columns: Columns, flat: Flat) -> NDArray[np.bool_]:
     """For each operation, whether the outputs depend on it, through loop carries too."""
-    used, keep = np.zeros(columns.num_values, bool), np.zeros(len(columns.signature), bool)
+    operations = _operands_and_results(columns)
+    used, keep = bytearray(columns.num_values), np.zeros(len(operations), bool)
     waiting = flat.outputs
     while waiting:
-        used[waiting] = True
-        _mark(columns.reads, columns.start, columns.first_made, columns.num_made, used, keep)
+        for value in waiting:
+            used[value] = True
+        for i in range(len(operations) - 1, -1, -1):
+            operands, first, last = operations[i]
+            if any(used[first:last]):
+                keep[i] = True
+                for value in operands:
+                    used[value] = True
         waiting = [t.made for t in flat.ties if used[t.carry] and not used[t.made]]
     return keep
 
 
-@kernel
-def _mark(reads, start, first_made, num_made, used, keep):
-    """Keeps the operations that compute used values; the values they read are used in turn."""
-    for i in range(len(keep) - 1, -1, -1):
-        if used[first_made[i] : first_made[i] + num_made[i]].any():
-            keep[i] = True
-            used[reads[start[i] : start[i + 1]]] = True
+def _operands_and_results(columns: Columns) -> list[tuple[list[int], int, int]]:
+    """The operands of each operation, its first result and the value after its last one.
+
+    Lists are as quick as a kernel for what is gone over once, and a run that takes its plan from a file needs no numba.
+    """
+    reads, bounds = columns.reads.tolist(), pairwise(columns.start.tolist())
+    results = zip(columns.first_made.tolist(), (columns.first_made + columns.num_made).tolist(), strict=True)
+    return [(reads[start:stop], *made) for (start, stop), made in zip(bounds, results, strict=True)]
 
 
 def _next_values(
@@ -218,24 +226,19 @@ def _first_dims(graph: Graph, leaves: Iterable[int]) -> set[int]:
     return {shape[0] for i in leaves if (shape := graph.types[graph.inputs[i]].shape)}
 
 
-def _reached(graph: Graph, leaves: Iterable[int]) -> NDArray[np.bool_]:
+def _reached(graph: Graph, leaves: Iterable[int]) -> bytearray:
     """For each value, whether it depends on some leaves, through loop carries too."""
-    columns = graph.columns
-    used = np.zeros(columns.num_values, bool)
+    operations = _operands_and_results(graph.columns)
+    used = bytearray(graph.columns.num_values)
     waiting = [graph.inputs[i] for i in leaves]
     while waiting:
-        used[waiting] = True
-        _spread(columns.reads, columns.start, columns.first_made, columns.num_made, used)
+        for value in waiting:
+            used[value] = True
+        for operands, first, last in operations:
+            if any(used[value] for value in operands):
+                used[first:last] = b"\1" * (last - first)
         waiting = [t.carry for t in graph.ties if used[t.made] and not used[t.carry]]
     return used
-
-
-@kernel
-def _spread(reads, start, first_made, num_made, used):
-    """Marks the values that operations compute from used ones."""
-    for i in range(len(first_made)):
-        if used[reads[start[i] : start[i + 1]]].any():
-            used[first_made[i] : first_made[i] + num_made[i]] = True
 
 
 def _prefixes(paths: Sequence[str]) -> list[str]:
