@@ -1,11 +1,16 @@
 """Traced programs as lists of operations: which of them must run for some values."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from meshwright.program.program import Program
+from meshwright.program.text import first_difference, program_form
+from tests.generator.programs import Drawn
 
 
 def test_of_a_loop_over_layers_runs_only_what_leads_to_the_values_that_are_needed():
@@ -69,6 +74,52 @@ def test_an_operation_knows_the_calls_and_the_line_it_was_written_in():
 
 def test_a_program_is_printed_as_a_page_that_names_ids_types_and_lines():
     text = str(Program.of(jax.make_jaxpr(step)(X, W)))
-    assert "scan of 3 trips" in text and "f32[2,4]" in text and "test_program.py" in text
+    assert "scan[length=3]" in text and "f32[2,4]" in text and "test_program.py" in text
     (line,) = (line for line in text.splitlines() if "tanh(" in line)
     assert line.startswith("        #2 ") or line.startswith("        #3 ")
+
+
+@functools.cache
+def drawn(seed):
+    """A function of random operations, and its program."""
+    one = Drawn(seed)
+    return one, Program.of(jax.make_jaxpr(one)(*one.args))
+
+
+def changed(program, rng):
+    """A program with one operation changed, and that operation: it is gone, makes another type, or reads others."""
+    place, other = rng.integers(len(program.operations)), program.copy()
+    one, kind = program.operations[place], rng.integers(4)
+    if kind == 0:
+        del other.operations[place]
+    elif kind == 1:
+        aval = program.types[one.outputs[0]]
+        other.types[one.outputs[0]] = jax.ShapeDtypeStruct((*aval.shape, 7), aval.dtype)
+    elif kind == 2:
+        dtype = jnp.int8 if program.types[one.outputs[0]].dtype != jnp.int8 else jnp.int16
+        other.types[one.outputs[0]] = jax.ShapeDtypeStruct(program.types[one.outputs[0]].shape, dtype)
+    else:
+        other.operations[place] = one._replace(inputs=(*one.inputs, program.inputs[0]))
+    return one, other
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_form_is_that_of_one_program_and_differs_where_one_operation_does(seed):
+    one, program = drawn(seed)
+    form = program_form(program)
+    assert form == program_form(Program.of(jax.make_jaxpr(lambda *args: one(*args))(*one.args)))  # traced anew
+    assert form != program_form(drawn(seed + 1)[1]) and "test_program" not in form and " at 0x" not in form
+    rng = np.random.default_rng(seed)
+    for _ in range(8):
+        operation, other = changed(program, rng)
+        planned, found = first_difference(form, program_form(other))
+        assert planned != found and planned.startswith(f"#{operation.id} ")
+
+
+def test_a_form_does_not_say_what_constants_are_and_says_what_parameters_are():
+    def form(function):
+        return program_form(Program.of(jax.make_jaxpr(function)(X)))
+
+    assert form(lambda x: x * 2.0 + np.ones(4, np.float32)) == form(lambda x: x * 3.0 + np.zeros(4, np.float32))
+    assert form(lambda x: lax.rev(x, (0,))) != form(lambda x: lax.rev(x, (1,)))
+    assert form(lambda x: x + np.ones(4, np.float32)) != form(lambda x: x + np.ones((2, 4), np.float32))

@@ -1,5 +1,6 @@
 """Running plans on eight virtual devices: one device's numbers, and the communication that was planned."""
 
+import json
 from collections import Counter
 from functools import cache
 
@@ -276,6 +277,9 @@ OTHERS = {
     "size": (lambda x: jnp.tanh(jnp.tanh(x)[:4]) @ x[:4].T, lambda x: jnp.tanh(jnp.tanh(x)[:3]).T[:4, :1] @ x[:1, :4]),
     "length": (lambda x: jnp.tanh(jnp.tanh(x)), jnp.tanh),
     "sums that wait": (lambda x: x @ x + (x @ (x + 1)).T, lambda x: x @ x + (x + x @ (x + 1)).T),
+    "operands": (lambda x: x - x.T, lambda x: x.T - x),
+    "parameters": (lambda x: jax.lax.rev(x, (0,)), lambda x: jax.lax.rev(x, (1,))),
+    "operations that follow": (lambda x: jnp.sin(x), lambda x: jnp.sin(x) + x),
     "order of sums": (lambda x: (x @ x).T + x @ x.T, lambda x: x.T + x @ x + x @ x),
 }
 
@@ -284,8 +288,26 @@ OTHERS = {
 def test_a_plan_of_another_function_is_refused(planned, run):
     x = np.ones((8, 8), np.float32)
     plan = mw.plan(planned, x, mesh=abstract((4,)), method=mw.Auto(fix={"x": P(None, "x")}))
-    with pytest.raises(mw.ShardingError, match="made for another function"):
+    with pytest.raises(mw.ShardingError, match=r"made for another function.* where its program has '.*', this one has"):
         spmd(plan, run)(x)
+
+
+def test_a_saved_plan_knows_the_program_that_it_was_made_for(tmp_path):
+    x, path = np.ones((8, 8), np.float32), tmp_path / "plan.json"
+    planned, other = OTHERS["operands"]
+    mw.plan(planned, x, mesh=abstract((4,))).save(path)
+    with pytest.raises(mw.ShardingError, match=r"'#1 +%2:f32\[8,8\] = sub\(%0, %1\)', this one has '.* sub\(%1, %0\)'"):
+        spmd(mw.Plan.load(path), other)(x)
+    data = json.loads(path.read_text())
+    damaged = {**data, "program": data["program"] | {"fingerprint": "0" * 32}}
+    path.write_text(json.dumps(damaged))
+    with pytest.raises(mw.PlanFileError, match="'program': its form is not the one of its fingerprint"):
+        spmd(mw.Plan.load(path), planned)(x)
+    del data["program"]  # as in files of earlier versions
+    path.write_text(json.dumps(data))
+    np.testing.assert_array_equal(spmd(mw.Plan.load(path), planned)(x), x - x.T)
+    with pytest.raises(mw.ShardingError, match="made for another function"):
+        spmd(mw.Plan.load(path), OTHERS["operation"][1])(x)
 
 
 def test_other_shapes_and_structures_than_planned_are_refused():

@@ -26,6 +26,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.plans.records.judgement import Judgement
 from meshwright.plans.records.record import Record
 from meshwright.plans.records.staged_record import StagedRecord, StageView
+from meshwright.program.text import program_form
 
 _Key = tuple[int, tuple[int, ...], Way, int]  # group of hosts, the stage's mesh, its way, rows of a replica
 
@@ -65,6 +66,10 @@ class StagedDetails:
     def make_judgement(self, plan: PlanData) -> Judgement:
         """See `Details`."""
         return judge_stages(plan)
+
+    def make_form(self, plan: PlanData) -> str:
+        """See `Details`."""
+        return program_form(plan.origin.call.program)
 
 
 def make_staged_record(plan: StagedDetails) -> StagedRecord:

@@ -1,5 +1,6 @@
 """Saves plans as deterministic, versioned JSON and reads them back."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -101,6 +102,19 @@ class SavedDetails:
             if len(judgement.stages) != len(plan.stages):
                 raise ValueError(f"it judges {len(judgement.stages)} stages, and the plan has {len(plan.stages)}")
             return judgement
+
+    def make_form(self, plan: PlanData) -> str:
+        """See `Details`; files of earlier versions do not have it."""
+        from meshwright.plan_files.packing import unpack
+
+        if "program" not in self.data:
+            return ""
+        with _damage("program"):
+            table = _table(self.data["program"], "program")
+            form = checked(unpack(checked(table["form"], str, "program.form")), str, "program.form")
+            if _fingerprint(form) != table["fingerprint"]:
+                raise ValueError("its form is not the one of its fingerprint")
+            return form
 
 
 @contextmanager
@@ -217,11 +231,17 @@ def _details_to_json(plan: PlanData) -> dict[str, Any]:
         "collectives": [asdict(c) | {"axes": list(c.axes)} for c in plan.collectives],
         "ops": ops_to_json(plan.ops),
         "record": None if plan.record is None else pack(plan.record.to_data()),
+        "program": {"fingerprint": _fingerprint(plan.form), "form": pack(plan.form)},
     }
 
 
+def _fingerprint(form: str) -> str:
+    return hashlib.sha256(form.encode()).hexdigest()[:32]
+
+
 def _details_from_json(data: dict[str, Any], axes: tuple[str, ...], tensors: Iterable[Tensor]) -> SavedDetails:
-    names = ("collectives", "ops") if data["version"] == 1 else ("judgement", "collectives", "ops", "record")
+    names = ["collectives", "ops"] if data["version"] == 1 else ["judgement", "collectives", "ops", "record"]
+    names += [name for name in ("program",) if name in data]  # files of earlier versions do not have it
     paths = tuple(tensor.path for tensor in tensors if tensor.role != "static")
     return SavedDetails({name: data[name] for name in names}, axes, len(data.get("stages", ())), paths)
 

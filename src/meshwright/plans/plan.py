@@ -118,6 +118,9 @@ class Details(Protocol):
     def make_judgement(self, plan: "PlanData") -> Judgement:
         """The judgement of the plan."""
 
+    def make_form(self, plan: "PlanData") -> str:
+        """The form of the program whose operations `ops` are about; empty where it is not known."""
+
 
 @dataclass(frozen=True, eq=False)
 class PlanData:
@@ -174,6 +177,11 @@ class PlanData:
     def judgement(self) -> Judgement:
         """The judgement of the plan."""
         return self.details.make_judgement(self)
+
+    @cached_property
+    def form(self) -> str:
+        """The program whose ids `ops` have, as `program.text.program_form` writes it; empty where it is not known."""
+        return self.details.make_form(self)
 
     @property
     def verdict(self) -> Verdict:

@@ -11,6 +11,7 @@ from meshwright.planner.reading.record import make_record
 from meshwright.plans.plan import Collective, OpPlan, PlanData
 from meshwright.plans.records.judgement import Judgement
 from meshwright.plans.records.record import Record
+from meshwright.program.text import program_form
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,7 @@ class FreshDetails:
         """See `Details`."""
         assert isinstance(plan.record, Record)
         return judge_plan(plan, facts_of(plan, plan.record.program))
+
+    def make_form(self, plan: PlanData) -> str:
+        """See `Details`."""
+        return program_form(plan.origin.call.program)

@@ -8,6 +8,7 @@ from meshwright.graph.tracing.flatten import Flat, Names
 from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
 from meshwright.program.program import Program
+from meshwright.program.text import first_difference, program_form
 from meshwright.rules.base import Signature, TensorType
 from meshwright.rules.elementwise import EVEN
 
@@ -15,16 +16,33 @@ from meshwright.rules.elementwise import EVEN
 def check_program(plan: PlanData, program: Program) -> None:
     """Refuses a plan whose operations are not those of a program.
 
+    Files of earlier versions do not have the form of the program; then each operation is held against its shardings.
+
     Raises:
         ShardingError: It was made for another function, other shapes or other dtypes; the message names the first
             operation that differs.
     """
+    check_form(plan, program)
     flat = Flat(program, Names())
     signatures = {i: flat.names.signatures[number] for i, number in zip(flat.id, flat.signature, strict=True)}
     for op in plan.ops:
         found = signatures.get(op.serial)
         if found is None or not _fits(op, found, plan.mesh.shape):
             raise other_function(op, "nothing" if found is None else _text(found))
+
+
+def check_form(plan: PlanData, program: Program) -> None:
+    """Refuses a plan for a program of another form, where the plan knows its form.
+
+    Raises:
+        ShardingError: The form is another; the message has the first line that differs.
+    """
+    if plan.form and (difference := first_difference(plan.form, program_form(program))):
+        raise ShardingError(
+            f"the plan was made for another function, other shapes or other dtypes: where its program has "
+            f"{difference.planned!r:.300}, this one has {difference.found!r:.300}; make the plan again with these "
+            "arguments"
+        )
 
 
 def other_function(op: OpPlan, found: str) -> ShardingError:

@@ -21,6 +21,7 @@ from meshwright.plans.records.staged_record import StagedRecord
 from meshwright.program.program import Program
 from meshwright.rules import loop_nest
 from meshwright.runtime.microbatches.part_program import Instruction, Key
+from meshwright.runtime.program.matching import check_form
 from meshwright.schedules.base import BACKWARD
 
 Pass = tuple[str, int]  # forward or backward, and a virtual stage
@@ -73,6 +74,7 @@ def assign(plan: PlanData, graph: Graph, program: Program) -> Assignment:
     Raises:
         ShardingError: The plan is for another function.
     """
+    check_form(plan, program)
     record = plan.staged_record
     columns = graph.columns
     if len(record.unit) != len(columns.signature) or len(record.argument_unit) != len(graph.inputs):

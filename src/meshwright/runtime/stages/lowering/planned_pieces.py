@@ -41,6 +41,9 @@ class _Split:
     def make_judgement(self, plan: PlanData) -> NoReturn:
         raise NotImplementedError("a replica is judged as part of its stage")
 
+    def make_form(self, plan: PlanData) -> str:
+        return ""
+
 
 class PlannedPieces:
     """The pieces of one stage's passes.
