@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from meshwright.program.program import UNPLANNED, Operation, Program
+from meshwright.program.program import Operation, Program
 
 _CONVERSION = "convert_element_type"  # JAX leaves out one to the type that its operand has already
 
 
-def with_ids_of(original: Operation, first_id: int, program: Program, values: Sequence[int]) -> Program | None:
+def with_ids_of(original: Operation, program: Program, values: Sequence[int]) -> Program | None:
     """A program whose operations have the ids of the operation that it was traced from; None if it runs something else.
 
     Where a sum is kept in float32 for all microbatches, conversions to float32 are gone from what is traced again, or
@@ -16,12 +16,10 @@ def with_ids_of(original: Operation, first_id: int, program: Program, values: Se
 
     Args:
         original: The operation.
-        first_id: Its id to the plan.
         program: What was traced: one operation, which may read conversions, or none if it was one that is gone.
         values: Which of the original's values the program's results are.
     """
-    shift = first_id - original.id
-    matched = _matched(program, [original], shift)
+    matched = _matched(program, [original])
     if matched is None or not original.regions or original.is_checkpoint:
         return matched
     (operation,) = matched.operations
@@ -31,14 +29,13 @@ def with_ids_of(original: Operation, first_id: int, program: Program, values: Se
     if not all(output in places for output in operation.outputs):
         return None
     ids = [*original.carry_ids, *original.result_ids]
-    kept = [ids[places[output]] + shift for output in operation.outputs]
-    slices = [id_ + shift for id_ in original.slice_ids]
+    kept = [ids[places[output]] for output in operation.outputs]
     count = operation.num_carry
-    matched.operations[:] = [operation._replace(kept_ids=(kept[:count], slices, kept[count:]))]
+    matched.operations[:] = [operation._replace(kept_ids=(kept[:count], original.slice_ids, kept[count:]))]
     return matched
 
 
-def _matched(program: Program, originals: Sequence[Operation], shift: int) -> Program | None:
+def _matched(program: Program, originals: Sequence[Operation]) -> Program | None:
     operations: list[Operation] = []
     rest = list(originals)
     for operation in program.operations:
@@ -46,7 +43,7 @@ def _matched(program: Program, originals: Sequence[Operation], shift: int) -> Pr
         while gone < len(rest) and rest[gone].name == _CONVERSION and _kind(rest[gone]) != _kind(operation):
             gone += 1
         if gone < len(rest) and _kind(rest[gone]) == _kind(operation):
-            numbered = _numbered(operation, rest[gone], shift)
+            numbered = _numbered(operation, rest[gone])
             del rest[: gone + 1]
         else:
             numbered = operation if operation.name == _CONVERSION else None
@@ -67,12 +64,11 @@ def _kind(operation: Operation) -> tuple:
     return operation.name, counts, operation.equation.params.get("new_dtype")
 
 
-def _numbered(operation: Operation, original: Operation, shift: int) -> Operation | None:
+def _numbered(operation: Operation, original: Operation) -> Operation | None:
     regions = []
     for region, same in zip(operation.regions, original.regions, strict=True):
-        matched = _matched(region, same.operations, shift)
+        matched = _matched(region, same.operations)
         if matched is None:
             return None
         regions.append(matched)
-    first_id = original.id if original.id >= UNPLANNED else original.id + shift
-    return operation._replace(id=first_id, regions=tuple(regions), num_ids=original.num_ids)
+    return operation._replace(id=original.id, regions=tuple(regions), num_ids=original.num_ids)

@@ -215,8 +215,7 @@ class _Pieces(PlannedPieces):
 
     def __init__(self, share: StageShare):
         own = share.own
-        stage, assignment = share.plan.stages[own.stage], own.programs.assignment
-        super().__init__(share.plan, stage, own.devices, own.pieces.ops, assignment, own.step)
+        super().__init__(share.plan, share.plan.stages[own.stage], own.devices, own.pieces.ops, own.step)
         self.waits = own.pieces.waits
         self.share, self.rows = share, Cut(own.devices.num_microbatches * own.devices.num_replicas, 1)
 

@@ -61,9 +61,9 @@ def cut_call(call: Call, batch: Sequence[int], count: int, cluster: Cluster | No
     examples = [given for given, position in pairs if position is not None]
     with traced_for(cluster):
         try:
-            step = CutStep(call, examples, Cut(count, size // count))
+            step = CutStep(call.program, examples, Cut(count, size // count))
         except CannotCut:  # examples may come in groups, which parts of neighbours keep together
-            step = CutStep(call, examples, Cut(count, 1))
+            step = CutStep(call.program, examples, Cut(count, 1))
     return replace(call, jaxpr=pair_counted_indices(with_single_conditions(step.jaxpr)))  # as in every traced call
 
 
@@ -105,16 +105,17 @@ class CutStep:
         jaxpr: What `run` computes, as JAX sees it.
     """
 
-    def __init__(self, whole: Call, examples: Sequence[bool], cut: Cut, program: Program | None = None):
-        self.program = whole.program if program is None else program
-        self.cut = cut
+    def __init__(self, program: Program, examples: Sequence[bool], cut: Cut):
+        self.program, self.cut = program, cut
+        taken = [program.types[v] for v in program.inputs]
         self.inputs: list[Status] = [
-            0 if given and aval.shape else ALIKE for given, aval in zip(examples, whole.jaxpr.in_avals, strict=True)
+            0 if given and aval.shape else ALIKE for given, aval in zip(examples, taken, strict=True)
         ]
         self.analysis = analyse(self.program, self.inputs, cut)
         self._sort_units()
         self._sort_parts()
-        self.jaxpr = jax_compat.trace(self.run, [whole.types])  # checks that every operation runs on parts, too
+        types = [jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in taken]
+        self.jaxpr = jax_compat.trace(self.run, [types])  # checks that every operation runs on parts, too
 
     def _sort_units(self) -> None:
         """Finds the units that run after all parts, and the values they need."""

@@ -188,13 +188,12 @@ def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitSte
     _check_rows(plan, traced, examples)
     assignment = assign(plan, traced.graph, traced.call.program)
     try:
-        split = split_layers(traced.call, assignment, examples, max(counts))
+        split = split_layers(traced.call.program, assignment, examples, max(counts))
         given = [examples[leaf] for leaf, _ in split.leaves]
         program = returning_printed(split.program)
         if set(counts) == {1}:
             return split, {1: OnePart(program, given, split.assignment.is_update)}
-        call = replace(traced.call, jaxpr=split.jaxpr)
-        return split, {count: CutStep(call, given, Cut(count, 1), program) for count in counts}
+        return split, {count: CutStep(program, given, Cut(count, 1)) for count in counts}
     except CannotCut as reason:
         raise ShardingError(
             f"the step cannot be cut into {plan.pipeline.num_microbatches} microbatches without changing its numbers: "

@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxpr_as_fun
 
 import meshwright as mw
 from meshwright.graph import trace
+from meshwright.program.program import UNPLANNED
+from meshwright.runtime.microbatches.cut_operations import Cut
+from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.stages.cutting.assignment import assign
 from meshwright.runtime.stages.cutting.layer_loops import split_layers
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding
@@ -26,6 +28,18 @@ def wide():
     """Float64, so that rounding is no excuse."""
     with jax.enable_x64(True):
         yield
+
+
+def _check_ids(whole, split, count):
+    """What has an id of the plan is the operation of that id, or a piece of it; each loop over layers is in pieces."""
+    names = {one.id: one.name for one in whole.operations}
+    kept = [one for one in split.operations if one.id < UNPLANNED]
+    assert {one.id for one in kept} == names.keys()
+    assert all(one.name == names[one.id] for one in kept)
+    loops = [one for one in kept if one.name == "scan"]
+    assert len(loops) == count * sum(name == "scan" for name in names.values())
+    bodies = {one.id: one.regions for one in whole.operations}
+    assert all(one.regions is bodies[one.id] for one in loops)
 
 
 def cuts(draw, layers, count):
@@ -47,9 +61,15 @@ def test_a_split_step_computes_what_the_step_computes(checkpoint):
         plan = mw.plan(train_step, state, batch, cluster=f"1x{stages} cpu", method=recipe)
         plan = recut(plan, cuts(draw, layers, chunks * stages))
         assignment = assign(plan, traced.graph, traced.call.program)
-        split, parts = split_layers(traced.call, assignment), assignment.stacked
+        split, parts = split_layers(traced.call.program, assignment), assignment.stacked
         given = [leaves[i] if k < 0 else leaves[i][slice(*parts[i][k][1:])] for i, k in split.leaves]
-        made = jax.jit(jaxpr_as_fun(split.jaxpr))(*given)
+        examples = [not split.assignment.paths[i].startswith("state") for i in range(len(given))]
+        assert any(examples) and not all(examples)
+        cut = CutStep(split.program, examples, Cut(2, 1))  # passes can be put together: microbatches of a split loop
+        made = jax.jit(split.program.run)(given)
+        for value, in_parts in zip(made, jax.jit(cut.run)(given), strict=True):
+            np.testing.assert_allclose(in_parts, value, atol=1e-12)
+        _check_ids(traced.call.program, split.program, chunks * stages)
         found = {}
         for (place, _), array in zip(split.results, made, strict=True):
             found.setdefault(place, []).append(array)

@@ -34,7 +34,6 @@ class Assignment:
     Attributes:
         num_stages: How many stages there are; virtual stage ``v`` is a chunk of stage ``v % num_stages``.
         num_chunks: How many virtual stages there are.
-        serial: For each unit, the number of its first operation in the traced program.
         layer: For each unit, its layer; -1 where the plan knows none.
         unit: For each unit, the virtual stage of that layer, or -1.
         is_forward, is_update: For each unit, whether it belongs to the forward pass, or to the update.
@@ -50,7 +49,6 @@ class Assignment:
 
     num_stages: int
     num_chunks: int
-    serial: Sequence[int]
     layer: Sequence[int]
     unit: Sequence[int]
     is_forward: Sequence[bool]
@@ -111,7 +109,6 @@ def assign(plan: PlanData, graph: Graph, program: Program) -> Assignment:
     return Assignment(
         len(plan.stages),
         len(chunks),
-        [unit.id for unit in program.operations],
         layers,
         virtual,
         forward,

@@ -1,8 +1,8 @@
 """Splits loops over layers at the cuts between stages, arrays that are stacked over layers, and conditional updates.
 
 A scan over layers is one operation, and a stack of the layers' weights one array; a pipeline gives each virtual stage
-some of the layers, not always equally many. The step is evaluated once, with such a scan replaced by one for each
-virtual stage that has some of its layers, and with stacks in pieces. An operation on a stack (a cast before the loop,
+some of the layers, not always equally many. In the new step such a scan is replaced by one for each virtual stage that
+has some of its layers, and stacks are in pieces. An operation on a stack (a cast before the loop,
 the optimizer's after it) runs piece by piece where its rule allows that, and otherwise on the pieces put together. What
 a loop only adds up over its layers (an auxiliary loss, the gradient of a weight of all layers), each piece adds up from
 zero, and the sums are added up in the end: so what is a sum over the examples goes from stage to stage once a step.
@@ -11,15 +11,13 @@ An update in branches (`optax.apply_if_finite`, `optax.MultiSteps`) is one opera
 branches are evaluated and their results selected, so that each stage updates its own state and the stages exchange
 single numbers; a branch that computes products or loops, which should not run in vain, stays one operation.
 
-The result is an ordinary jaxpr. Names of the operations' scopes tell which operation of the step, and which virtual
-stage's piece of it, an equation is.
+The result is a program in which operations and pieces of them have the ids of what they were.
 """
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +25,6 @@ from jax import lax
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
-from meshwright.graph.tracing.call import Call
 from meshwright.program.program import COND, SCAN, UNPLANNED, Operation, Program
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import (
@@ -43,9 +40,6 @@ from meshwright.runtime.microbatches.microbatches import analyse
 from meshwright.runtime.microbatches.running_sums import begun_at_zero, running_sums
 from meshwright.runtime.stages.cutting.assignment import Assignment, Parts
 
-_TAG = re.compile(r"^mw(\d+)(?:p(\d+))?(/\+)?(?:/|$)")
-_ADDED = "+"  # the scope of operations that the plan knows nothing of: they cut pieces or put them together
-
 
 @dataclass(frozen=True)
 class Pieces:
@@ -53,7 +47,10 @@ class Pieces:
 
     dim: int
     parts: Parts
-    arrays: tuple[Any, ...]
+    values: tuple[int, ...]
+
+
+Value: TypeAlias = int | Pieces  # the number of a value of the new step, or of its pieces
 
 
 @dataclass(frozen=True)
@@ -75,26 +72,25 @@ class SplitStep:
     """A step whose loops over layers and conditional updates are split.
 
     Attributes:
-        jaxpr: The step.
-        program: The same as a program.
+        program: The step. An operation, or a piece of one, has the ids of the operation that it was; what cuts values
+            and puts them together has none of the plan's.
         assignment: Where its units and arguments belong.
         leaves: For each leaf of the step, the leaf of the user's arguments and the number of the piece; -1 for all of
             it.
         results: The same for its results.
     """
 
-    jaxpr: Any
     program: Program
     assignment: Assignment
     leaves: Sequence[tuple[int, int]]
     results: Sequence[tuple[int, int]]
 
 
-def split_layers(call: Call, assignment: Assignment, examples: Sequence[bool] = (), count: int = 1) -> SplitStep:
+def split_layers(program: Program, assignment: Assignment, examples: Sequence[bool] = (), count: int = 1) -> SplitStep:
     """A step with its loops over layers and conditional updates split; itself where it has none.
 
     Args:
-        call: The step.
+        program: The step.
         assignment: Where its operations and leaves belong.
         examples: Which leaves are part of the batch.
         count: Into how many parts the batch is to be cut.
@@ -103,32 +99,14 @@ def split_layers(call: Call, assignment: Assignment, examples: Sequence[bool] = 
         ShardingError: A loop over layers of several stages cannot be split.
         CannotCut: The batch cannot be cut.
     """
-    program, stacked = call.program, assignment.stacked
-    whole = [(i, -1) for i in program.inputs]
     if not assignment.spans and not any(map(_is_cheap_choice, program.operations, assignment.is_update)):
-        return SplitStep(call.jaxpr, program, assignment, whole, [(i, -1) for i in range(len(program.outputs))])
+        whole = [(i, -1) for i in program.inputs]
+        return SplitStep(program, assignment, whole, [(i, -1) for i in range(len(program.outputs))])
     _check_loops(program, assignment)
     sums = _sums_over_layers(program, assignment, examples, count) if count > 1 else {}
     splitting = _Splitting(program, assignment, sums)
-    leaves = [(i, k) for i, _ in whole for k in (range(len(stacked[i])) if i in stacked else (-1,))]
-    types = [program.types[i] if k < 0 else _piece_type(program.types[i], _shares(stacked[i])[k]) for i, k in leaves]
-    results: list[tuple[int, int]] = []
-
-    def step(*arrays: Any) -> list[Any]:
-        given: dict[int, Any] = {}
-        for (leaf, piece), array in zip(leaves, arrays, strict=True):
-            if piece < 0:
-                given[leaf] = array
-            else:
-                before = given[leaf].arrays if piece else ()
-                given[leaf] = Pieces(0, stacked[leaf], (*before, array))
-        made, where = splitting.run(given)
-        results[:] = where
-        return made
-
-    new = jax.make_jaxpr(step)(*(jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in types))
-    split = Program.of(new)
-    return SplitStep(new, split, _renumbered(assignment, split, leaves, results), leaves, results)
+    results = splitting.run()
+    return SplitStep(splitting.split, splitting.new_assignment(results), splitting.leaves, results)
 
 
 def _is_loop(unit: Operation, parts: Parts | None) -> bool:
@@ -192,32 +170,55 @@ def _piece_type(aval: Any, share: _Share) -> jax.core.ShapedArray:
 
 
 class _Splitting:
-    """Evaluates a step with some arguments in pieces."""
+    """Makes a step some of whose arguments are in pieces, operation by operation.
+
+    Attributes:
+        split: The new step.
+        units: For each of its operations, the number of the operation that it is for, and the virtual stage of the
+            piece; -1 where it is for all.
+        leaves: As in `SplitStep`.
+    """
 
     def __init__(self, program: Program, assignment: Assignment, sums: Mapping[int, Collection[int]]):
         self.program, self.assignment, self.sums = program, assignment, sums
+        self.units: list[tuple[int, int]] = []
+        stacked = assignment.stacked
+        self.leaves = [(i, k) for i in program.inputs for k in (range(len(stacked[i])) if i in stacked else (-1,))]
+        types = [
+            program.types[i] if k < 0 else _piece_type(program.types[i], _shares(stacked[i])[k]) for i, k in self.leaves
+        ]
+        self.split = Program(types, range(len(types)))
+        numbers = {leaf: number for number, leaf in enumerate(self.leaves)}
+        self.given: dict[int, Value] = {
+            i: Pieces(0, stacked[i], tuple(numbers[i, k] for k in range(len(stacked[i]))))
+            if i in stacked
+            else numbers[i, -1]
+            for i in program.inputs
+        }
+        self.split.donated.update(n for n, (i, _) in enumerate(self.leaves) if i in program.donated)
 
-    def run(self, given: dict[int, Any]) -> tuple[list[Any], list[tuple[int, int]]]:
-        """The results, and for each the number of the result of the whole step and of its piece."""
-        env: dict[int, Any] = {**self.program.constants, **given}
+    def run(self) -> list[tuple[int, int]]:
+        """Makes the step, and returns for each result the number of the result of the whole step and of its piece."""
+        env = self.given | self._constants(self.program)
         for number, unit in enumerate(self.program.operations):
             made = self._unit(number, unit, [env[v] for v in unit.inputs])
             env.update(zip(unit.outputs, made, strict=True))
-        found: list[Any] = []
-        where: list[tuple[int, int]] = []
+        last, where = len(self.program.operations) - 1, list[tuple[int, int]]()
         for place, value in enumerate(self.program.outputs):
-            leaf, made = self.assignment.state.get(place), env[value]
+            leaf, made_of = self.assignment.state.get(place), env[value]
             if leaf is not None and leaf in self.assignment.stacked:
-                arrays = self._pieces(made, self.assignment.stacked[leaf], len(self.program.operations) - 1).arrays
-                found += arrays
-                where += [(place, k) for k in range(len(arrays))]
+                values = self._pieces(made_of, self.assignment.stacked[leaf], last).values
+                self.split.outputs.extend(values)
+                where += [(place, k) for k in range(len(values))]
             else:
-                with jax.named_scope(f"mw{len(self.program.operations) - 1}"):
-                    found.append(self._whole(made))
+                self.split.outputs.append(self._whole(made_of, last))
                 where.append((place, -1))
-        return found, where
+        return where
 
-    def _unit(self, number: int, unit: Operation, ins: list[Any]) -> Sequence[Any]:
+    def _constants(self, region: Program) -> dict[int, Value]:
+        return {v: self.split.add_constant(value, region.types[v]) for v, value in region.constants.items()}
+
+    def _unit(self, number: int, unit: Operation, ins: Sequence[Value]) -> Sequence[Value]:
         if _is_loop(unit, self.assignment.spans.get(number)):
             return self._scan(number, unit, ins)
         if _is_cheap_choice(unit, self.assignment.is_update[number]):
@@ -226,34 +227,69 @@ class _Splitting:
             made = self._piecewise(number, unit, ins)
             if made is not None:
                 return made
-        with jax.named_scope(f"mw{number}"):
-            return unit.run([self._whole(x) for x in ins])
+        inputs = tuple(self._whole(x, number) for x in ins)
+        outputs = tuple(self.split.add_value(v.aval) for v in unit.equation.outvars)
+        self._append(number, -1, unit._replace(inputs=inputs, outputs=outputs))
+        return outputs
 
-    def _choice(self, number: int, unit: Operation, ins: list[Any]) -> list[Any]:
+    def _append(self, number: int, virtual: int, operation: Operation) -> None:
+        self.split.operations.append(operation)
+        self.units.append((number, virtual))
+
+    def _add(
+        self,
+        number: int,
+        virtual: int,
+        function: Callable[..., Any],
+        operands: Sequence[int],
+        original: Operation | None = None,
+    ) -> list[int]:
+        """Adds what a function computes of some values, for an operation and a virtual stage, and returns its results.
+
+        Of what the original is traced to, the operation itself has the ids of the original.
+        """
+        types = [self.split.types[v] for v in operands]
+        closed = jax.make_jaxpr(function)(
+            *(jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in types)
+        )
+        traced = Program.of(closed, UNPLANNED)
+        values = {v: self.split.add_constant(x, traced.types[v]) for v, x in traced.constants.items()}
+        values.update(zip(traced.inputs, operands, strict=True))
+        for one in traced.operations:
+            outputs = [self.split.add_value(traced.types[v]) for v in one.outputs]
+            values.update(zip(one.outputs, outputs, strict=True))
+            if original is not None and one.name == original.name:
+                one = one._replace(id=original.id, num_ids=original.num_ids, regions=original.regions)
+            one = one._replace(inputs=tuple(values[v] for v in one.inputs), outputs=tuple(outputs))
+            self._append(number, virtual, one)
+        return [values[v] for v in traced.outputs]
+
+    def _choice(self, number: int, unit: Operation, ins: Sequence[Value]) -> list[Value]:
         """The results of a conditional: all branches are evaluated, and their results selected."""
         made = []
         for branch in unit.regions:
-            env: dict[int, Any] = {**branch.constants, **dict(zip(branch.inputs, ins[1:], strict=True))}
+            env = self._constants(branch) | dict(zip(branch.inputs, ins[1:], strict=True))
             for one in branch.operations:
                 one = one._replace(calls=(*unit.calls, unit.equation, *one.calls))
                 env.update(zip(one.outputs, self._unit(number, one, [env[v] for v in one.inputs]), strict=True))
             made.append([env[v] for v in branch.outputs])
-        return [self._selected(number, ins[0], cases) for cases in zip(*made, strict=True)]
+        which = self._whole(ins[0], number)
+        return [self._selected(number, which, cases) for cases in zip(*made, strict=True)]
 
-    def _selected(self, number: int, which: Any, cases: Sequence[Any]) -> Pieces | jax.Array:
+    def _selected(self, number: int, which: int, cases: Sequence[Value]) -> Value:
         """One of some values, in pieces where one of them is."""
         pieces = next((x for x in cases if isinstance(x, Pieces)), None)
         if pieces is None:
-            with jax.named_scope(f"mw{number}"), jax.named_scope(_ADDED):
-                return _select(which, cases)
+            (found,) = self._add(number, -1, _select, [which, *(self._whole(x, number) for x in cases)])
+            return found
         whole = [self._pieces(x, pieces.parts, number) for x in cases]
-        found = []
-        for k, (virtual, _, _) in enumerate(pieces.parts):
-            with jax.named_scope(f"mw{number}p{virtual}"), jax.named_scope(_ADDED):
-                found.append(_select(which, [x.arrays[k] for x in whole]))
-        return Pieces(0, pieces.parts, tuple(found))
+        selected = [
+            self._add(number, virtual, _select, [which, *(x.values[k] for x in whole)])[0]
+            for k, (virtual, _, _) in enumerate(pieces.parts)
+        ]
+        return Pieces(0, pieces.parts, tuple(selected))
 
-    def _piecewise(self, number: int, unit: Operation, ins: list[Any]) -> list[Any] | None:
+    def _piecewise(self, number: int, unit: Operation, ins: Sequence[Value]) -> list[Value] | None:
         """The results of an operation piece by piece; None where its rule does not allow that."""
         cuts = {x.parts for x in ins if isinstance(x, Pieces)}
         parts = cuts.pop()
@@ -265,113 +301,98 @@ class _Splitting:
             return None
         if cuts or any(not isinstance(s, int) and s not in COMBINE for s in form.results):
             return None
-        made: list[list[Any]] = []
-        for k, (virtual, begin, end) in enumerate(parts):
-            eqn = unit.equation.replace(params=shrunk(unit, form, shares[k]))
-            with jax.named_scope(f"mw{number}p{virtual}"):
-                operands = [
-                    x.arrays[k] if isinstance(x, Pieces) else x if dim is None else _rows(x, dim, begin, end, parts)
-                    for x, dim in zip(ins, form.operands, strict=True)
-                ]
-                made.append(jax_compat.bind(eqn, operands, unit.stack))
-        found: list[Any] = []
-        for status, arrays in zip(form.results, zip(*made, strict=True), strict=True):
+        made: list[list[int]] = []
+        for k, (virtual, _, _) in enumerate(parts):
+            operands = [
+                x.values[k] if isinstance(x, Pieces) else x if dim is None else self._rows(number, x, dim, parts, k)
+                for x, dim in zip(ins, form.operands, strict=True)
+            ]
+            made.append(self._bound(number, virtual, unit, shrunk(unit, form, shares[k]), operands))
+        found: list[Value] = []
+        for status, values in zip(form.results, zip(*made, strict=True), strict=True):
             if isinstance(status, int):
-                found.append(Pieces(status, parts, tuple(arrays)))
-                continue
-            with jax.named_scope(f"mw{number}"), jax.named_scope(_ADDED):
-                found.append(reduce(COMBINE[status], arrays))
+                found.append(Pieces(status, parts, tuple(values)))
+            else:
+                combine = COMBINE[status]
+                found += self._add(number, -1, lambda *some, combine=combine: [reduce(combine, some)], values)
         return found
 
-    def _pieces(self, x: Any, parts: Parts, number: int) -> Pieces:
+    def _bound(
+        self, number: int, virtual: int, unit: Operation, params: dict[str, Any], operands: Sequence[int]
+    ) -> list[int]:
+        """The results of an operation with other parameters."""
+        equation = unit.equation.replace(params=params)
+        return self._add(number, virtual, lambda *xs: jax_compat.bind(equation, xs, unit.stack), operands, unit)
+
+    def _pieces(self, x: Value, parts: Parts, number: int) -> Pieces:
         """A value in pieces along its first dim, for a unit."""
         if isinstance(x, Pieces) and x.dim == 0 and x.parts == parts:
             return x
-        with jax.named_scope(f"mw{number}"):
-            whole, found = self._whole(x), []
-        for virtual, begin, end in parts:
-            with jax.named_scope(f"mw{number}p{virtual}"):
-                found.append(_rows(whole, 0, begin, end, parts))
-        return Pieces(0, parts, tuple(found))
+        whole = self._whole(x, number)
+        return Pieces(0, parts, tuple(self._rows(number, whole, 0, parts, k) for k in range(len(parts))))
 
-    def _whole(self, x: Any) -> jax.Array:
-        with jax.named_scope(_ADDED):
-            return jnp.concatenate(x.arrays, x.dim) if isinstance(x, Pieces) else x
+    def _whole(self, x: Value, number: int) -> int:
+        if not isinstance(x, Pieces):
+            return x
+        return self._add(number, -1, lambda *arrays: [jnp.concatenate(arrays, x.dim)], x.values)[0]
 
-    def _scan(self, number: int, unit: Operation, ins: list[Any]) -> list[Any]:
+    def _rows(self, number: int, value: int, dim: int, parts: Parts, k: int) -> int:
+        """The rows of some layers along a dim that begins with the layers."""
+        virtual, begin, end = parts[k]
+        step = self.split.types[value].shape[dim] // parts[-1][2]
+
+        def rows(x: Any) -> list[Any]:
+            return [lax.slice_in_dim(x, begin * step, end * step, axis=dim)]
+
+        return self._add(number, virtual, rows, [value])[0]
+
+    def _scan(self, number: int, unit: Operation, ins: Sequence[Value]) -> list[Value]:
         """A scan for each virtual stage: the carry goes from one to the next, what is stacked stays in pieces."""
         parts = self.assignment.spans[number]
         num_consts, num_carry = unit.num_consts, unit.num_carry
         first = num_consts + num_carry
-        with jax.named_scope(f"mw{number}"):
-            consts, carry = ([self._whole(x) for x in some] for some in (ins[:num_consts], ins[num_consts:first]))
+        consts, carry = ([self._whole(x, number) for x in some] for some in (ins[:num_consts], ins[num_consts:first]))
         stacks = [self._pieces(x, parts, number) for x in ins[first:]]
-        made: dict[int, list[Any]] = {}
+        made: dict[int, list[int]] = {}
         order = range(len(parts))
-        sums: dict[int, list[Any]] = {i: [carry[i]] for i in self.sums.get(number, ())}
+        sums: dict[int, list[int]] = {i: [carry[i]] for i in self.sums.get(number, ())}
         for k in reversed(order) if unit.equation.params["reverse"] else order:
             virtual, begin, end = parts[k]
-            eqn = unit.equation.replace(params=jax_compat.scan_length(unit.equation, end - begin))
-            with jax.named_scope(f"mw{number}p{virtual}"):
-                with jax.named_scope(_ADDED):
-                    carry = [jnp.zeros_like(x) if i in sums else x for i, x in enumerate(carry)]
-                outs = jax_compat.bind(eqn, [*consts, *carry, *(s.arrays[k] for s in stacks)], unit.stack)
+            for i in sums:
+                (carry[i],) = self._add(number, virtual, lambda x: [jnp.zeros_like(x)], [carry[i]])
+            operands = [*consts, *carry, *(s.values[k] for s in stacks)]
+            outs = self._bound(number, virtual, unit, jax_compat.scan_length(unit.equation, end - begin), operands)
             carry, made[k] = outs[:num_carry], outs[num_carry:]
             for i, some in sums.items():
                 some.append(carry[i])
-        with jax.named_scope(f"mw{number}"), jax.named_scope(_ADDED):
-            carry = [reduce(lax.add, sums[i]) if i in sums else x for i, x in enumerate(carry)]
+        for i, some in sums.items():
+            (carry[i],) = self._add(number, -1, lambda *some: [reduce(lax.add, some)], some)
         stacked = zip(*(made[k] for k in order), strict=True)
-        return [*carry, *(Pieces(0, parts, tuple(arrays)) for arrays in stacked)]
+        return [*carry, *(Pieces(0, parts, tuple(values)) for values in stacked)]
+
+    def new_assignment(self, results: Sequence[tuple[int, int]]) -> Assignment:
+        """The assignment of the new step's units and leaves, given what its results are."""
+        before, leaves = self.assignment, self.leaves
+        places = {leaf: i for i, leaf in enumerate(leaves)}
+        states = ((i, before.state.get(place), piece) for i, (place, piece) in enumerate(results))
+        return replace(
+            before,
+            layer=[before.layer[n] if v < 0 else -2 - v for n, v in self.units],  # those of a loop have no numbers
+            unit=[before.unit[n] if v < 0 else v for n, v in self.units],
+            is_forward=[before.is_forward[n] for n, _ in self.units],
+            is_update=[before.is_update[n] for n, _ in self.units],
+            is_held=[before.is_held[n] for n, _ in self.units],
+            argument=[before.argument[i] if k < 0 else before.stacked[i][k][0] % before.num_stages for i, k in leaves],
+            paths=[before.paths[i] for i, _ in leaves],
+            state={i: places[leaf, piece] for i, leaf, piece in states if leaf is not None},
+            donated=frozenset(n for n, (i, _) in enumerate(leaves) if i in before.donated),
+            spans={},
+            stacked={},
+            pieces=frozenset(n for n, (_, piece) in enumerate(leaves) if piece >= 0),
+        )
 
 
-def _select(which: Any, cases: Sequence[Any]) -> jax.Array:
+def _select(which: Any, *cases: Any) -> list[jax.Array]:
     """The case of a number; two cases are selected by a Boolean, as `jnp.where` does."""
     index = lax.ne(which, jnp.zeros_like(which)) if len(cases) == 2 else which
-    return lax.select_n(index, *map(jnp.asarray, cases))
-
-
-def _rows(x: Any, dim: int, begin: int, end: int, parts: Parts) -> jax.Array:
-    """The rows of some layers along a dim that begins with the layers."""
-    step = jnp.shape(x)[dim] // parts[-1][2]
-    with jax.named_scope(_ADDED):
-        return lax.slice_in_dim(jnp.asarray(x), begin * step, end * step, axis=dim)
-
-
-def _renumbered(
-    before: Assignment, program: Program, leaves: Sequence[tuple[int, int]], results: Sequence[tuple[int, int]]
-) -> Assignment:
-    """The assignment of the new step's units and leaves."""
-    serial, layer, virtual, forward, update, held = [], [], [], [], [], []
-    for unit in program.operations:
-        found = _TAG.match(unit.scope)
-        assert found is not None, f"an operation without a name: {unit.scope}"
-        number, piece = int(found[1]), -1 if found[2] is None else int(found[2])
-        serial.append(UNPLANNED if found[3] else before.serial[number])
-        forward.append(before.is_forward[number])
-        update.append(before.is_update[number])
-        held.append(before.is_held[number])
-        layer.append(before.layer[number] if piece < 0 else -2 - piece)  # layers of a loop have no numbers of their own
-        virtual.append(before.unit[number] if piece < 0 else piece)
-    places = {leaf: i for i, leaf in enumerate(leaves)}
-    state = {}
-    for i, (place, piece) in enumerate(results):
-        leaf = before.state.get(place)
-        if leaf is not None:
-            state[i] = places[leaf, piece]
-    return replace(
-        before,
-        serial=serial,
-        layer=layer,
-        unit=virtual,
-        is_forward=forward,
-        is_update=update,
-        is_held=held,
-        argument=[before.argument[i] if k < 0 else before.stacked[i][k][0] % before.num_stages for i, k in leaves],
-        paths=[before.paths[i] for i, _ in leaves],
-        state=state,
-        donated=frozenset(n for n, (i, _) in enumerate(leaves) if i in before.donated),
-        spans={},
-        stacked={},
-        pieces=frozenset(n for n, (_, piece) in enumerate(leaves) if piece >= 0),
-    )
+    return [lax.select_n(index, *cases)]

@@ -33,7 +33,7 @@ def kept_values(
     """
     numbers = {id(unit): n for n, unit in enumerate(step.program.operations)}
     if checkpoint == "none":
-        sending = _sending(step, assignment, ops)
+        sending = _sending(step, ops)
         return {key for one in ahead if _is_held(one.unit, numbers, assignment, sending) for key in one.outs}
     layer = {id(one): assignment.layer[numbers[id(one.unit)]] for one in ahead if one.unit is not None}
     made: dict[Key, int] = {}
@@ -57,14 +57,14 @@ def _is_held(
     return assignment.is_held[numbers[id(unit)]] or numbers[id(unit)] in sending
 
 
-def _sending(step: CutStep | OnePart, assignment: Assignment, ops: Mapping[int, OpPlan]) -> set[int]:
+def _sending(step: CutStep | OnePart, ops: Mapping[int, OpPlan]) -> set[int]:
     """The units for which devices send each other something: a sum, or operands in another sharding."""
     found: set[int] = set()
     specs: dict[int, Spec | None] = {}
-    for number, (unit, serial) in enumerate(zip(step.program.operations, assignment.serial, strict=True)):
-        op = ops.get(serial) if not unit.regions else None
-        if op is None or (len(op.operands), len(op.results)) != (len(unit.inputs), len(unit.outputs)):
-            continue  # where loops are split at the cuts, slices and the like have the number of what they are for
+    for number, unit in enumerate(step.program.operations):
+        op = ops.get(unit.id) if not unit.regions else None
+        if op is None:
+            continue
         needs = zip((specs.get(v) for v in unit.inputs), op.operands, strict=True)
         if op.sums or any(_must_gather(have, need) for have, need in needs):
             found.add(number)

@@ -281,7 +281,7 @@ def _add_updates(programs: StagePrograms) -> None:
     ]
     large = [i for i in program.inputs if not programs.is_batch(i) and not programs.is_everywhere(i)]
     home = {i: programs.assignment.argument[i] for i in large} | programs.home
-    found = UpdateRounds(program, once, home, wanted, count).found
+    found = UpdateRounds(program, once, home, wanted).found
     programs.rounds = found
     for stage in range(count):
         outputs = {*wanted[stage], *(v for sent in found.sent.values() for v, at, _ in sent if at == stage)}

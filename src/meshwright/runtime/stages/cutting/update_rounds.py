@@ -37,7 +37,6 @@ class UpdateRounds:
         units: The units that run once a step, in order, apart from those that parts need.
         home: The stage of each large argument and of each value that parts compute.
         wanted: For each stage, the values that it must have in the end.
-        num_stages: How many stages there are.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class UpdateRounds:
         units: Sequence[int],
         home: Mapping[int, int],
         wanted: Mapping[int, Iterable[int]],
-        num_stages: int,
     ):
         self.program, self.units = program, units
         self.home: dict[int, int] = dict(home)
@@ -56,7 +54,7 @@ class UpdateRounds:
         self.wanted = {stage: list(values) for stage, values in wanted.items()}
         self._place()
         self._known: dict[tuple[int, int], int] = {}
-        self.found = self._collect(num_stages)
+        self.found = self._collect()
 
     def _place(self) -> None:
         wishes = self._wishes
@@ -105,7 +103,7 @@ class UpdateRounds:
             return self.round(value, at) + 1
         return max((self.round(v, stage) for v in self.program.operations[number].inputs), default=0)
 
-    def _collect(self, num_stages: int) -> Rounds:
+    def _collect(self) -> Rounds:
         """The units that are needed, from the wanted values back."""
         found, runs = Rounds(), set[tuple[int, int]]()
         asked: set[tuple[int, int]] = set()

@@ -23,7 +23,6 @@ from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
 from meshwright.runtime.program.backend import OnDevices
 from meshwright.runtime.program.contributions import Waiting
 from meshwright.runtime.program.evaluate import Entry, Evaluator
-from meshwright.runtime.stages.cutting.assignment import Assignment
 from meshwright.runtime.stages.cutting.stage_programs import StageProgram
 from meshwright.runtime.stages.lowering.layout import StageDevices
 
@@ -59,21 +58,19 @@ class PlannedPieces:
         stage: Stage,
         devices: StageDevices,
         ops: Mapping[int, OpPlan],
-        assignment: Assignment,
         step: CutStep | OnePart,
     ):
         self.devices, self.ops, self.step = devices, ops, step
         self.waits: dict[int, bool] = {}
         limit = plan.memory.limit_bytes
         self._spare = 0 if limit is None or spread_of(stage) > 1 else max(0, limit - stage.peak_bytes)
-        self.serial = {id(unit): n for unit, n in zip(step.program.operations, assignment.serial, strict=True)}
         self.plan = replace(plan, mesh=stage.replica, stages=(), pipeline=None, details=_Split(tuple(ops.values())))
 
     def spec(self, program: StageProgram, key: Key) -> Spec | None:
         """The planned sharding of a value that a single operation of a program computes; None if there is none."""
         for piece in program.pieces:
             if key in piece.outs and piece.unit is not None and not piece.unit.regions:
-                op = self.ops.get(self.serial[id(piece.unit)])
+                op = self.ops.get(piece.unit.id)
                 return None if op is None else op.results[piece.outs.index(key)]
         return None
 
@@ -188,9 +185,8 @@ class PlannedPieces:
 
     def _planned(self, unit: Operation, traced: Program, values: Sequence[int]) -> Program | None:
         """What was traced of an operation, with the ids of the plan; None if it is not what was planned."""
-        first_id = self.serial[id(unit)]
-        program = with_ids_of(unit, first_id, traced, values)
-        ops = [] if program is not None else [self.ops.get(n) for n in range(first_id, first_id + unit.num_ids)]
+        program = with_ids_of(unit, traced, values)
+        ops = [] if program is not None else [self.ops.get(n) for n in range(unit.id, unit.id + unit.num_ids)]
         if any(op is not None and any(map(any, filter(None, op.results))) for op in ops):
             said = f"{unit} is not split as the plan says: what runs for a part of the batch is not what was planned"
             if is_strict():

@@ -69,7 +69,7 @@ class StageLowering:
     ):
         self.programs, self.stage, self.devices = programs, stage, devices
         self.step = programs.steps[stage]
-        self.pieces = PlannedPieces(plan, plan.stages[stage], devices, ops, programs.assignment, self.step)
+        self.pieces = PlannedPieces(plan, plan.stages[stage], devices, ops, self.step)
         self.specs: dict[Key, Spec | None] = {}
         self.totals: dict[int, Total] = {}
         self.spreads_gradients = devices.num_replicas > 1 and spread_of(plan.stages[stage]) > 1
