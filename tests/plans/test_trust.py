@@ -1,5 +1,7 @@
 """A plan says how far its step may be off, and which operations are priced without measurement."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -87,5 +89,29 @@ def test_loops_of_which_nobody_knows_the_trips_are_said():
 
     x = jax.ShapeDtypeStruct((4096, 4096), "float32")
     found = mw.plan(until_small, x, cluster="1x1 h200").trust
-    assert found.is_open and "priced as one trip each" in str(found)
-    assert not mw.plan(lambda x: x * 0.5, x, cluster="1x1 h200").trust.is_open
+    assert "is priced as one trip" in str(found) and "test_trust.py" in str(found)
+    assert found.high_s == float("inf") and found.interval.endswith(" or more")
+    assert not mw.plan(lambda x: x * 0.5, x, cluster="1x1 h200").trust.loops
+
+
+def test_the_interval_reaches_from_one_trip_to_the_most():
+    def settle(x, rounds):
+        def advance(state):
+            return state[0] + 1, state[1] @ state[1]
+
+        return jax.lax.while_loop(lambda s: (s[0] < rounds) & (jnp.max(s[1]) < 9), advance, (0, x))[1]
+
+    x = jax.ShapeDtypeStruct((4096, 4096), "bfloat16")
+    short, long = (planned(lambda x, n=n: settle(x, n), x) for n in (1, 20))
+    assert long.step_s > 15 * short.step_s
+    assert long.trust.high_s > long.step_s > short.step_s > long.trust.low_s
+    assert "priced as 20 trips, the most that it takes" in str(long.trust)
+
+
+def test_plans_of_earlier_versions_say_that_there_are_loops(tmp_path):
+    path = tmp_path / "plan.json"
+    plan = planned(lambda x: jax.lax.while_loop(lambda x: jnp.max(x) > 1, lambda x: x * 0.5, x), *arrays((4096, 4096)))
+    plan.save(path)
+    assert mw.Plan.load(path).trust.remarks == plan.trust.remarks
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"provenance": {"loops": "assumed: one trip for each"}}))
+    assert "A while loop is priced as one trip" in str(mw.Plan.load(path).trust)

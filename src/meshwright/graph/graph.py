@@ -70,6 +70,23 @@ class Tie:
     trips: float
 
 
+class While(NamedTuple):
+    """A `while` loop of a flat graph.
+
+    Attributes:
+        start, stop: The range of its operations.
+        trips: How often it is assumed to run.
+        known: How that is known: one of the words of `rules.base`.
+        source: Where the user wrote it.
+    """
+
+    start: int
+    stop: int
+    trips: float
+    known: str
+    source: str
+
+
 @dataclass(frozen=True)
 class Columns:
     """Operations as columns, with one entry for each: passes over thousands of operations read these.
@@ -204,7 +221,7 @@ class Graph:
         donated: Ids of the inputs whose memory the results may take over.
         ties: Loop carries.
         loops: Index ranges ``[start, stop)`` of operations that repeat, outer loops too.
-        whiles: The loops whose number of trips is not known: one is assumed.
+        whiles: Those of them that are `while` loops, and how often they are assumed to run.
         branches: Index ranges of operations that are alternatives, of which one runs.
         state: For each output position, the input position whose next value it is.
         on_cpu: Whether its types are those of XLA's CPU backend.
@@ -224,7 +241,7 @@ class Graph:
     donated: frozenset[int]
     ties: tuple[Tie, ...]
     loops: tuple[tuple[int, int], ...]
-    whiles: tuple[tuple[int, int], ...]
+    whiles: tuple[While, ...]
     branches: tuple[tuple[int, int], ...]
     state: Mapping[int, int]
     on_cpu: bool = False

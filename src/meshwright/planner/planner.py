@@ -36,6 +36,7 @@ from meshwright.planner.solving.named_starts import restricted
 from meshwright.planner.solving.refining import proven
 from meshwright.planner.solving.view_search import Findings, ViewSearch, search
 from meshwright.planner.splitting import uneven_batch, uneven_state
+from meshwright.plans.loops import loops_in
 from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.tensor import KEPT, Spec, Tensor
 from meshwright.rules import Signature, has_rule, kernel_name, loop_nest
@@ -411,7 +412,7 @@ def provenance(traced: Traced, mesh: Mesh, memory: float, calibration: str = "")
     import jax
 
     where = "abstract mesh" if mesh.cluster is None else f"{mesh.cluster.known}, roofline and α–β"
-    loops = "assumed: one trip for each while loop" if traced.graph.whiles else ""
+    loops = loops_in(traced.graph)
     notes = {
         "model": _model(traced.function),
         "meshwright": meshwright.__version__,

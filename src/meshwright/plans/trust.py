@@ -22,6 +22,7 @@ from meshwright.cost.attention import generation
 from meshwright.cost.load import Load
 from meshwright.cost.rates import catalogue_rates
 from meshwright.cost.xla_gpu.kernels import ESTIMATED_RATES, UNMEASURED
+from meshwright.plans.loops import PlannedLoop, extremes, loop_remarks, loops_of
 from meshwright.rules.gathering import SCATTERS
 from meshwright.units import format_seconds
 
@@ -41,7 +42,7 @@ class Trust(Printed):
         low_s, high_s: Nine of ten measured steps lie between these.
         shares: The parts of the step by kind of work, the largest first.
         unmeasured: The operations that are priced without measurement, with their parts of the step, the largest first.
-        is_open: Whether it has loops that end when something holds: each is priced as one trip.
+        loops: Its `while` loops, and how often each is assumed to run.
     """
 
     step_s: float
@@ -49,7 +50,7 @@ class Trust(Printed):
     high_s: float
     shares: dict[str, float]
     unmeasured: dict[str, float]
-    is_open: bool = False
+    loops: tuple[PlannedLoop, ...] = ()
 
     def __rich__(self) -> RenderableType:
         lines = [f"{format_seconds(self.step_s)}, {self.interval}: nine of ten measured steps lie between these"]
@@ -58,23 +59,20 @@ class Trust(Printed):
 
     @property
     def interval(self) -> str:
-        """Such as ``195–240 ms``."""
+        """Such as ``195–240 ms``; ``195 ms or more`` where nothing tells how often loops run."""
+        if self.high_s == float("inf"):
+            return f"{format_seconds(self.low_s)} or more"
         low, high = format_seconds(self.low_s), format_seconds(self.high_s)
         (first, unit), (_, last) = low.split(), high.split()
         return f"{first}–{high}" if unit == last else f"{low}–{high}"
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Says what the interval does not cover, and which operations are priced without measurement.
+        """Says how often loops were assumed to run, and which operations are priced without measurement.
 
-        Those are said where they are more than a twentieth of the step.
+        The latter are said where they are more than a twentieth of the step.
         """
-        found, total = [], sum(self.unmeasured.values())
-        if self.is_open:
-            found.append(
-                "Loops that end when something holds are priced as one trip each, and take as many times that as they "
-                "have trips: plan.rehearse(…) with your own arrays measures them."
-            )
+        found, total = loop_remarks(self.loops), sum(self.unmeasured.values())
         if total >= 0.05:
             found.append(f"{total:.0%} of the step is priced without measurement: {', '.join(self.unmeasured)}.")
         return tuple(found)
@@ -88,11 +86,13 @@ def trust_of(plan: "PlanData") -> Trust | None:
     rates = catalogue_rates(chip)
     by_kind: dict[str, float] = defaultdict(float)
     unmeasured: dict[str, float] = defaultdict(float)
+    times: list[tuple[int, float]] = []
     for op in plan.ops:
         if op.load is not None:
             name, seconds = op.label.rsplit("/", 1)[-1], op.load.trips * rates.load_s(op.load)
             kind = kind_of(name, op.load)
             by_kind[kind] += seconds
+            times.append((op.serial, seconds))
             if kind == UNPRICED:
                 unmeasured[name] += seconds
     total = sum(by_kind.values())
@@ -106,7 +106,9 @@ def trust_of(plan: "PlanData") -> Trust | None:
     else:
         bound = bound_of(shares, is_other=generation(chip) != _data()["generation"])
     told = {name: seconds * part for name, seconds in _largest(unmeasured)}
-    return Trust(step_s, step_s / bound, step_s * bound, shares, told, bool(plan.provenance.get("loops")))
+    loops = loops_of(plan)
+    least, most = (1.0, 1.0) if "profile" in plan.provenance else extremes(loops, times)
+    return Trust(step_s, step_s * least / bound, step_s * most * bound, shares, told, loops)
 
 
 def bound_of(shares: Mapping[str, float], is_other: bool = False) -> float:

@@ -27,6 +27,9 @@ KINDS = ("parallel", "unsplittable", *REDUCING)
 
 Dims = tuple[tuple[int, ...], ...]
 
+#: How it is known how often a `while` loop runs: exactly, from arguments that were given, as a bound, or not at all.
+EXACT, GIVEN, AT_MOST, UNKNOWN = "exact", "given", "at most", "unknown"
+
 
 @dataclass(frozen=True, slots=True)
 class TensorType:

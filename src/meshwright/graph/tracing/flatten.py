@@ -1,6 +1,6 @@
 """Flattens a program: regions in line, loop bodies once with tied carries, every value a number of the whole."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from meshwright import jax_compat
-from meshwright.graph.graph import Tie
+from meshwright.graph.graph import Tie, While
+from meshwright.graph.tracing.trips import trips_of
 from meshwright.program.program import COND, SCAN, WHILE, Operation, Program
 from meshwright.rules.base import Signature, TensorType
 from meshwright.rules.kernel_work import Table
@@ -133,13 +134,22 @@ class Flat:
             type and contents, those that may be tables of kernels.
         ties: Loop carries.
         loops: Ranges of operations that repeat.
-        whiles: The loops that repeat an unknown number of times.
+        whiles: Those of them that are `while` loops.
         branches: Ranges of operations that are alternatives, of which one runs.
         donated: Inputs that a call donates.
     """
 
-    def __init__(self, program: Program, names: Names):
+    def __init__(
+        self,
+        program: Program,
+        names: Names,
+        given: Mapping[int, Any] | None = None,
+        seen: Mapping[str, float] | None = None,
+    ):
         self.names = names
+        shapes = [getattr(program.types[v], "shape", ()) for v in program.inputs]
+        self._given = {v: array for v, array in (given or {}).items() if array.shape == shapes[v]}
+        self._seen, self._whole = seen or {}, program
         self.kind: list[int] = [names.kind(program.types[v]) for v in program.inputs]
         self.num_inputs = len(self.kind)
         self.signature: list[int] = []
@@ -152,7 +162,7 @@ class Flat:
         self.constants: dict[int | tuple[int, Table], int] = {}
         self.ties: list[Tie] = []
         self.loops: list[tuple[int, int]] = []
-        self.whiles: list[tuple[int, int]] = []
+        self.whiles: list[While] = []
         self.branches: list[tuple[int, int]] = []
         self.donated = program.donated
         self.outputs = self._region(program, range(self.num_inputs), 1.0)
@@ -172,7 +182,7 @@ class Flat:
             if operation.scope is not last_scope:  # neighbours share a scope
                 last_scope, where = operation.scope, self.names.scope(operation.scope)
             if operation.regions:
-                made = self._regions(operation, inputs, where, trips)
+                made = self._regions(region, operation, inputs, where, trips)
             else:
                 known = met.get(id(eqn))
                 if known is None:
@@ -182,11 +192,13 @@ class Flat:
                 numbers[value] = number
         return [numbers[v] if numbers[v] >= 0 else self._constant(region, v) for v in region.outputs]
 
-    def _regions(self, operation: Operation, ins: list[int], scope: int, trips: float) -> Sequence[int]:
+    def _regions(
+        self, region: Program, operation: Operation, ins: list[int], scope: int, trips: float
+    ) -> Sequence[int]:
         if operation.name == SCAN:
             return self._scan(operation, ins, scope, trips)
         if operation.name == WHILE:
-            return self._while(operation, ins, scope, trips)
+            return self._while(region, operation, ins, scope, trips)
         if operation.name == COND:
             return self._cond(operation, ins, scope, trips)
         return self._region(operation.regions[0], ins, trips)
@@ -246,17 +258,17 @@ class Flat:
         self._tie(made[:num_carry], carry, inner, start)
         return [*carry, *stacks]
 
-    def _while(self, operation: Operation, ins: list[int], scope: int, trips: float) -> Sequence[int]:
-        """A while loop's length is not known before it runs: one trip is assumed."""
+    def _while(self, region: Program, operation: Operation, ins: list[int], scope: int, trips: float) -> Sequence[int]:
         params = operation.equation.params
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
         start, init = len(self.signature), ins[num_cond + num_body :]
+        count, known = trips_of(region, operation, self._given if region is self._whole else {}, self._seen)
         carry = self._pseudo("loop_carry", operation.carry_ids, [[v] for v in init], scope, trips)
         condition, body = operation.regions
-        self._region(condition, [*ins[:num_cond], *carry], trips)
-        made = self._region(body, [*ins[num_cond : num_cond + num_body], *carry], trips)
-        self._tie(made, carry, trips, start)
-        self.whiles.append(self.loops[-1])
+        self._region(condition, [*ins[:num_cond], *carry], trips * count)
+        made = self._region(body, [*ins[num_cond : num_cond + num_body], *carry], trips * count)
+        self._tie(made, carry, trips * count, start)
+        self.whiles.append(While(*self.loops[-1], count, known, operation.source))
         return carry
 
     def _cond(self, operation: Operation, ins: list[int], scope: int, trips: float) -> Sequence[int]:

@@ -16,6 +16,7 @@ from meshwright.graph.tracing.call import Call, Leaves, call_abstractly
 from meshwright.graph.tracing.flatten import Flat, Names
 from meshwright.graph.tracing.garbage import collector_paused
 from meshwright.hardware import Cluster
+from meshwright.rules.base import GIVEN
 
 _MOST_GIVEN = 2**24  # integers of an argument of which a copy is kept; 64 MB
 
@@ -49,24 +50,43 @@ def trace(function: Callable[..., Any], *args: Any, cluster: Cluster | None = No
         TraceError: JAX could not trace the function; the message carries JAX's own reason in one paragraph.
     """
     with collector_paused():
-        traced = of_call(call_abstractly(function, args, cluster), function, cluster)
-        given = _given(traced.call.arguments.pick(args), {*traced.graph.state.values()})
-        return replace(traced, given=given)
+        call = call_abstractly(function, args, cluster)
+        integers = _integers(call.arguments.pick(args))
+        traced = of_call(call, function, cluster, integers)
+        state = {*traced.graph.state.values()}
+        return replace(traced, given={n: array for n, array in integers.items() if n not in state})
 
 
-def of_call(call: Call, function: Callable[..., Any], cluster: Cluster | None) -> Traced:
-    """A function that is traced already, with its flat graph."""
-    flat = Flat(call.program, Names())
+def of_call(
+    call: Call,
+    function: Callable[..., Any],
+    cluster: Cluster | None,
+    given: Mapping[int, NDArray[np.integer]] | None = None,
+    before: Graph | None = None,
+) -> Traced:
+    """A function that is traced already, with its flat graph.
+
+    Args:
+        call: The call.
+        function: The function.
+        cluster: The cluster that it was traced for.
+        given: Arguments of integers that were given as arrays, by number.
+        before: The graph before the program was changed, whose loops run as often.
+    """
+    seen = {loop.source: loop.trips for loop in (before.whiles if before else ()) if loop.known == GIVEN}
+    flat = Flat(call.program, Names(), given, seen)
     flat.look_into_tables()
     return Traced(_graph(flat, call.arguments, call.results), call, function, cluster)
 
 
-def _given(arrays: Sequence[Any], state: Container[int]) -> dict[int, NDArray[np.integer]]:
-    """Copies of the arrays of integers that are no state and that this process has whole; very large ones are left."""
+def _integers(arrays: Sequence[Any]) -> dict[int, NDArray[np.integer]]:
+    """Copies of the arrays of integers that this process has whole; very large ones are left."""
     found = {}
     for number, array in enumerate(arrays):
-        whole = isinstance(array, np.ndarray) or (isinstance(array, jax.Array) and array.is_fully_addressable)
-        if not whole or isinstance(array, jax.core.Tracer) or number in state or array.size > _MOST_GIVEN:
+        is_whole = isinstance(array, jax.Array) and array.is_fully_addressable
+        if not is_whole and not isinstance(array, np.ndarray | np.generic):
+            continue
+        if isinstance(array, jax.core.Tracer) or array.size > _MOST_GIVEN:
             continue
         if jnp.issubdtype(array.dtype, np.integer):
             found[number] = np.array(array)
@@ -113,7 +133,7 @@ def _graph(flat: Flat, arguments: Leaves, results: Leaves) -> Graph:
         donated=frozenset(flat.donated),
         ties=tuple(t for t in flat.ties if made[t.made] and made[t.carry]),
         loops=kept(flat.loops),
-        whiles=kept(flat.whiles),
+        whiles=tuple(w._replace(start=a, stop=b) for w in flat.whiles for a, b in kept([(w.start, w.stop)])),
         branches=kept(flat.branches),
         state=_next_values(arguments, results, flat.kind, [flat.kind[v] for v in flat.outputs], changing),
     )

@@ -30,7 +30,7 @@ def cut_traced(traced: Traced, batch: Sequence[int], count: int) -> Traced:
     whole = traced.graph
     with collector_paused():
         call = cut_call(traced.call, batch, count, traced.cluster)
-        parts = of_call(call, traced.function, traced.cluster)
+        parts = of_call(call, traced.function, traced.cluster, before=whole)
     graph = replace(parts.graph, donated=whole.donated, state=whole.state)
     graph = replace(graph, microbatches=count, batch_argnums=tuple(batch), recompute=whole.recompute)
     return replace(parts, graph=graph, given=traced.given, written=traced.written or traced.graph)
@@ -57,7 +57,8 @@ def recomputing(traced: Traced, word: str) -> Traced:
     if word == AS_WRITTEN:
         return traced
     with collector_paused():
-        new, whole = of_call(recomputed(traced.call, word), traced.function, traced.cluster), traced.graph
+        whole, call = traced.graph, recomputed(traced.call, word)
+        new = of_call(call, traced.function, traced.cluster, traced.given, whole)
     graph = replace(new.graph, donated=whole.donated, state=whole.state, recompute=word)
     return replace(new, graph=graph, given=traced.given, written=traced.written or traced.graph)
 
