@@ -4,6 +4,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.planner.methods import NAMED
+from meshwright.planner.planner import Task
 from meshwright.planner.pricing.formulation import Exposure, early_values
 from meshwright.planner.reading.readback import Readback
 from meshwright.simulator.simulate import simulate
@@ -49,6 +50,23 @@ def test_hidden_communication_is_priced_at_what_compute_waits_for_it():
     assert sent[0] == pytest.approx(plan.cost.communication) and early > 0
     assert sent[0] - sent[1] == pytest.approx(early / 2) and sent[0] - sent[2] == pytest.approx(early)
     assert half.whole is none.whole is whole
+
+
+def test_a_plan_by_exposed_communication_has_the_bound_of_the_full_prices_or_says_what_its_own_counts():
+    traced, machine = traced_zoo("gpt-tiny", layers=1), mw.cluster("1x4 h100")
+    views, hidden = [machine.mesh((4,))], Exposure(0.02, 0.02)
+    task = Task(traced, mw.Zero(3))
+    alone = task.by(mw.Zero(3)).plan(views, lambda _: None, exposure=hidden)
+    full = task.plan(views, lambda _: None)
+    beside = task.plan(views, lambda _: None, exposure=hidden)
+    assert alone.solution.gap > 0.2 and full.solution.status == "optimal"
+    (remark,) = (text for text in alone.remarks if "more than the best" in text)
+    assert remark.endswith("its lower bound counts only the communication that compute waits for.")
+    assert beside.cost.total == alone.cost.total
+    assert beside.solution.lower_bound == pytest.approx(full.solution.lower_bound)
+    assert not any("more than the best" in text for text in beside.remarks)
+    unlimited = task.unlimited().plan(views, lambda _: None, exposure=hidden)  # what was proven under a limit is not
+    assert unlimited.solution.lower_bound == pytest.approx(alone.solution.lower_bound)
 
 
 def test_arguments_and_their_casts_are_available_early():

@@ -62,6 +62,10 @@ def test_what_the_last_percent_would_have_cost_is_said():
         "A plan with 4 different splits of the state, 2 microbatches would be 0.8% quicker as simulated; "
         "this one is simpler.",
     )
+    again = ranking.simplest([found, Told(1.0, splits=4, microbatches=2)])  # as a search does that has several parts
+    assert again.remarks == found.remarks
+    whole = ranking.simplest([Told(1.0, splits=4), Told(1.008)])
+    assert whole.remarks[0].startswith("A plan with 4 different splits of the state would be 0.8% quicker")
 
 
 def test_a_plan_keeps_what_it_was_compared_with_the_quickest_first_and_each_decision_once():

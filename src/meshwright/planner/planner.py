@@ -115,18 +115,19 @@ class Task:
         self.folding = folding
         self.folded = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic, folding)
         self._problems: dict[Mesh, MeshProblem] = {}
+        self._bounds: dict[Mesh, float] = {}  # by the full price of communication
         self._is_limited = True
 
     def unlimited(self) -> "Task":
         """The same with as much memory as it takes."""
         task = copy(self)
-        task._is_limited = False
+        task._is_limited, task._bounds = False, {}
         return task
 
     def by(self, method: Method) -> "Task":
         """The same function, to be planned by another method: all that does not depend on it is shared."""
         task = copy(self)
-        task.method, task._problems = method, {}
+        task.method, task._problems, task._bounds = method, {}, {}
         task.folded = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic, self.folding)
         task.remarks = None if self.remarks is None else [*self.remarks]
         return task
@@ -235,6 +236,10 @@ class Task:
         peak_bytes = round(profile.peak_bytes * factor)
         cost = Cost(back.compute(), back.communication())
         mesh = solved.formulation.mesh
+        # A problem in which communication costs less than its full price has a loose bound on what a plan costs.
+        bound = max(bound, self._bounds.get(mesh, 0.0))
+        if solved.formulation.exposure == Exposure():
+            self._bounds[mesh] = bound
         call = self.traced.call
         return PlanData(
             mesh=mesh,
@@ -265,7 +270,11 @@ class Task:
             microbatches=self.graph.microbatches,
             batch_argnums=self.graph.batch_argnums,
             recompute=self.graph.recompute,
-            remarks=(*(self.remarks or ()), *what_holds(solved, bound, was_over, factor), *self._remarks(back)),
+            remarks=(
+                *(self.remarks or ()),
+                *what_holds(solved, cost.total, bound, was_over, factor),
+                *self._remarks(back),
+            ),
             origin=self.traced,
             in_tree=call.arguments.tree,
             out_tree=call.results.tree,

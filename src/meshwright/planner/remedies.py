@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from meshwright.graph.phases import FORWARD, PHASES
 from meshwright.planner.grouping.folding import laps
 from meshwright.planner.grouping.roles import find_roles
-from meshwright.planner.reading.readback import MeshProblem
+from meshwright.planner.pricing.formulation import Exposure
+from meshwright.planner.reading.readback import MeshProblem, Readback
 from meshwright.solver.problem.gap import relative_gap
 from meshwright.units import format_bytes, format_seconds
 
@@ -46,16 +47,17 @@ def remedies(
     return " ".join([*told, f"Or {rest}" if told else rest.capitalize()]), scaled
 
 
-def what_holds(state: "ViewState", bound: float, is_over: bool, scale: float) -> list[str]:
+def what_holds(state: "ViewState", cost: float, bound: float, is_over: bool, scale: float) -> list[str]:
     """A remark on a plan that may be much slower than the best: what keeps it from being better, and what to do.
 
     Args:
         state: The view of the plan, with its choice.
+        cost: What the plan costs, all of its communication counted.
         bound: What no plan costs less than on this mesh.
         is_over: Whether the time of the search was over.
         scale: As in `remedies`.
     """
-    gap, limit, free = relative_gap(state.cost, bound), state.view.limit, state.free
+    gap, limit, free = relative_gap(cost, bound), state.view.limit, state.free
     if not _WIDE < gap < np.inf:
         return []
     formulation = state.formulation
@@ -64,14 +66,15 @@ def what_holds(state: "ViewState", bound: float, is_over: bool, scale: float) ->
     if limit is not None and free is not None and free.choice is not None and free.peak_usage > limit:
         needed = int(free.peak_usage)
         told, allowed = format_bytes(scale * needed), format_bytes(scale * limit)
-        causes.append(
-            f"the memory limit binds (a plan of {format_seconds(free.cost)} would need {told} on each device, of "
-            f"{allowed})"
-        )
+        quicker = Readback(formulation.whole, free.choice)
+        seconds = format_seconds(quicker.compute() + quicker.communication())
+        causes.append(f"the memory limit binds (a plan of {seconds} would need {told} on each device, of {allowed})")
         help_by += _Fullest(formulation, free.choice, scale).microbatches(needed, limit)
     if is_over:
         causes.append("the time of the search was over")
         help_by.append("A longer search may find a better plan: give method=mw.Auto(seconds=…) more seconds.")
+    if state.formulation.exposure != Exposure():
+        causes.append("its lower bound counts only the communication that compute waits for")
     why = " and ".join(causes) or "its lower bound is loose, for layers are tied or sums of memory come in lumps"
     sizes = "×".join(map(str, formulation.mesh.sizes))
     return [" ".join([f"This plan may cost {gap:.0%} more than the best on mesh {sizes}: {why}.", *help_by])]

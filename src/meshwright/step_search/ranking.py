@@ -50,7 +50,8 @@ def simpler(plan: PlanData, quickest: PlanData) -> PlanData:
     """A plan that is taken since it is simpler than a quicker one, with what the last percent would have cost."""
     if plan.step_s <= (1 + _WORTH_SAYING) * quickest.step_s:
         return plan
-    return replace(plan, remarks=(*plan.remarks, _gain(quickest, 1 - quickest.step_s / plan.step_s)))
+    gain = _gain(quickest, 1 - quickest.step_s / plan.step_s)  # which may be said already, of the same two plans
+    return replace(plan, remarks=tuple(dict.fromkeys((*plan.remarks, gain))))
 
 
 def against(plan: PlanData, others: Iterable[PlanData], misfits: Iterable[Compared] = ()) -> PlanData:
@@ -81,6 +82,7 @@ def _compared(plan: PlanData) -> Compared:
 def _gain(quickest: PlanData, share: float) -> str:
     """What the last percent would have cost."""
     splits, stages, _, microbatches = complexity(quickest)
-    what = [f"{splits} different splits of the state", f"{microbatches} microbatches"]
+    what = [f"{splits} different splits of the state"]
+    what += [f"{microbatches} microbatches"] if microbatches > 1 else []
     what += [f"{stages} stages"] if stages else []
     return f"A plan with {', '.join(what)} would be {share:.1%} quicker as simulated; this one is simpler."
