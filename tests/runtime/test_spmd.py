@@ -299,6 +299,9 @@ def test_a_saved_plan_knows_the_program_that_it_was_made_for(tmp_path):
     with pytest.raises(mw.ShardingError, match=r"'#1 +%2:f32\[8,8\] = sub\(%0, %1\)', this one has '.* sub\(%1, %0\)'"):
         spmd(mw.Plan.load(path), other)(x)
     data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "provenance": data["provenance"] | {"jax": "0.1.2"}}))
+    with pytest.raises(mw.ShardingError, match=r"made with jax 0\.1\.2, which may trace a function otherwise"):
+        spmd(mw.Plan.load(path), other)(x)
     damaged = {**data, "program": data["program"] | {"fingerprint": "0" * 32}}
     path.write_text(json.dumps(damaged))
     with pytest.raises(mw.PlanFileError, match="'program': its form is not the one of its fingerprint"):

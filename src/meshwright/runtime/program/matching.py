@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from meshwright.errors import ShardingError
 from meshwright.graph.tracing.flatten import Flat, Names
 from meshwright.plans.plan import OpPlan, PlanData
@@ -40,9 +42,17 @@ def check_form(plan: PlanData, program: Program) -> None:
     if plan.form and (difference := first_difference(plan.form, program_form(program))):
         raise ShardingError(
             f"the plan was made for another function, other shapes or other dtypes: where its program has "
-            f"{difference.planned!r:.300}, this one has {difference.found!r:.300}; make the plan again with these "
-            "arguments"
+            f"{difference.planned!r:.300}, this one has {difference.found!r:.300}; {_of_another_jax(plan)}"
+            "make the plan again with these arguments"
         )
+
+
+def _of_another_jax(plan: PlanData) -> str:
+    """That two versions of JAX may differ in how they trace one function, where a plan is of another one."""
+    then = plan.provenance.get("jax", jax.__version__)
+    if then == jax.__version__:
+        return ""
+    return f"it was made with jax {then}, which may trace a function otherwise than jax {jax.__version__} here does: "
 
 
 def other_function(op: OpPlan, found: str) -> ShardingError:
