@@ -24,7 +24,7 @@ from report import table
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.rehearsal.program import Share
+from meshwright.rehearsal.share.program import Share
 from meshwright.runtime.checking.compiled import flops_of
 from meshwright.runtime.checking.verify import allocated_bytes
 

@@ -88,7 +88,7 @@ def compared(row: Row, folder: Path, processes: int) -> Iterator[tuple[object, .
     """A line for each stage: compiled ÷ planned, or why there is nothing to compare."""
     import meshwright as mw
     from meshwright import zoo
-    from meshwright.rehearsal.stage_share import described_engine
+    from meshwright.rehearsal.share.stage_share import described_engine
     from meshwright.runtime.checking.verify_stages import compare_stages
 
     print(f"{row}: planning", flush=True)
@@ -202,7 +202,7 @@ def devices_of(row: Row, plan: Any, alone: int | None) -> list[Any]:
     import jax
     from jax.experimental import topologies
 
-    from meshwright.rehearsal.stage_share import DescribedDevice
+    from meshwright.rehearsal.share.stage_share import DescribedDevice
 
     def described(topology: str) -> list[Any]:
         if not row.topology:

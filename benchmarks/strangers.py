@@ -146,7 +146,7 @@ class _Compiled:
         from strangers import corpus
 
         import meshwright as mw
-        from meshwright.rehearsal.program import Share
+        from meshwright.rehearsal.share.program import Share
         from meshwright.runtime.checking.verify import allocated_bytes
 
         self.stranger = corpus()[name]

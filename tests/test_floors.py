@@ -62,6 +62,14 @@ INNER_FLOORS = {
         "giant warm",
         "driver",
     ),
+    "rehearsal": (
+        "share",
+        "parts",
+        "combinations measuring memory whole_steps",
+        "learning",
+        "stages",
+        "rehearsal search",
+    ),
     "solver": (
         "tuning deadline problem",
         "model",

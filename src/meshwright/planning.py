@@ -23,7 +23,7 @@ from meshwright.planner.pricing.user_shardings import names_axes, refuse_stages
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
-from meshwright.rehearsal.calibration import calibrated, known_efficiencies
+from meshwright.rehearsal.learning.calibration import calibrated, known_efficiencies
 from meshwright.rehearsal.memory import known_memory, memory_digest
 from meshwright.runtime.stages.pipeline_program import why_not_cut
 from meshwright.step_search.bound import with_bound

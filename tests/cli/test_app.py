@@ -105,7 +105,7 @@ def test_this_machine_is_measured_and_shown(tmp_path, monkeypatch):
 
     from meshwright.profiler import local
     from meshwright.profiler import measure as measure_module
-    from meshwright.rehearsal import class_probes
+    from meshwright.rehearsal.learning import class_probes
 
     assert "MESHWRIGHT_MEASURE=never" in refuse("measure")
     monkeypatch.setenv("MESHWRIGHT_MEASURE", "once")

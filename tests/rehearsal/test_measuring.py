@@ -12,9 +12,9 @@ import meshwright as mw
 from meshwright.profiler.measurements import open_database
 from meshwright.rehearsal import measuring
 from meshwright.rehearsal.measuring import Candidate, Measuring
-from meshwright.rehearsal.part_program import PartProgram
 from meshwright.rehearsal.parts import parts_of
-from tests.rehearsal.test_program import step, weights
+from meshwright.rehearsal.share.part_program import PartProgram
+from tests.rehearsal.share.test_program import step, weights
 
 pytestmark = pytest.mark.devices
 

@@ -14,7 +14,7 @@ from meshwright.planner.pricing.corrections import Corrections
 from meshwright.profiler.measurements import open_database
 from meshwright.rehearsal.memory import keep_memory, known_memory, modelled_bytes, with_memory
 from meshwright.runtime.microbatches.planned_parts import traced_as_planned
-from tests.rehearsal.test_program import step, weights
+from tests.rehearsal.share.test_program import step, weights
 
 ARGS = jax.eval_shape(weights), jax.ShapeDtypeStruct((2**12, 16), "float32")
 

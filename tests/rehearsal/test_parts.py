@@ -7,11 +7,11 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.rehearsal.local_equation import local_shape
-from meshwright.rehearsal.part_program import PartFunction, TooLarge
 from meshwright.rehearsal.parts import parts_of
+from meshwright.rehearsal.share.local_equation import local_shape
+from meshwright.rehearsal.share.part_program import PartFunction, TooLarge
 from meshwright.runtime.spmd import device_mesh
-from tests.rehearsal.test_program import step, traced_flops, weights
+from tests.rehearsal.share.test_program import step, traced_flops, weights
 
 CASES = [
     ("gpt-tiny", (8,), "zero3", {"layers": 6}),

@@ -12,7 +12,7 @@ from meshwright import zoo
 from meshwright.cli.app import app
 from meshwright.errors import ShardingError
 from meshwright.rehearsal.parts import stand_in_s
-from tests.rehearsal.test_program import step, weights
+from tests.rehearsal.share.test_program import step, weights
 
 pytestmark = pytest.mark.devices
 

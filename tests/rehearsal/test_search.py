@@ -15,13 +15,13 @@ from meshwright.planner.planner import plan_program
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.profiler.measurements import measured_now, open_database
 from meshwright.rehearsal import search, whole_steps
-from meshwright.rehearsal.calibration import WORK
-from meshwright.rehearsal.learning import Measured, compute_s, corrections, leaders
+from meshwright.rehearsal.learning.calibration import WORK
+from meshwright.rehearsal.learning.from_parts import Measured, compute_s, corrections, leaders
 from meshwright.rehearsal.measuring import Candidate, Measuring, StepCandidate
 from meshwright.rehearsal.memory import MEMORY
 from meshwright.rehearsal.parts import parts_of
 from meshwright.rehearsal.whole_steps import compiled_in, step_times
-from tests.rehearsal.test_program import step, weights
+from tests.rehearsal.share.test_program import step, weights
 
 PROFILE = mw.Auto(profile=True, profile_seconds=60, mesh_shapes=[(8,)])
 

@@ -5,7 +5,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.rehearsal.stage_share import fitted
+from meshwright.rehearsal.share.stage_share import fitted
 
 EXAMPLE = zoo.build("mlp", batch=64)
 ARGS = EXAMPLE.train_step, EXAMPLE.state, EXAMPLE.batch

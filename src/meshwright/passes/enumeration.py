@@ -29,7 +29,7 @@ from meshwright.profiler.measurements import Database, measured_now
 from meshwright.profiler.measurements.turn import my_turn
 from meshwright.rehearsal.combinations import Combination, choices_of, plan_combinations
 from meshwright.rehearsal.measuring import Candidate, compiled_ahead, repeats, timed
-from meshwright.rehearsal.part_program import PartFunction, PartProgram
+from meshwright.rehearsal.share.part_program import PartFunction, PartProgram
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.spmd import device_mesh
 from meshwright.units import format_bytes, format_seconds

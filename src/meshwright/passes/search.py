@@ -15,7 +15,7 @@ from meshwright.hardware import Cluster
 from meshwright.planner.methods import Auto
 from meshwright.planning import plan_traced
 from meshwright.plans.plan import PlanData
-from meshwright.rehearsal.learning import leaders
+from meshwright.rehearsal.learning.from_parts import leaders
 from meshwright.rehearsal.whole_steps import Step
 from meshwright.units import format_bytes, format_seconds
 

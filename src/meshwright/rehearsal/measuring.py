@@ -25,9 +25,9 @@ from jax.sharding import Mesh as DeviceMesh
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.profiler.measurements import Database, Key, Measurement, measured_now, this_compiler
-from meshwright.rehearsal.part_program import PartFunction, PartProgram, TooLarge, refuse_large
 from meshwright.rehearsal.parts import MeasuredPart
-from meshwright.rehearsal.program import Share
+from meshwright.rehearsal.share.part_program import PartFunction, PartProgram, TooLarge, refuse_large
+from meshwright.rehearsal.share.program import Share
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.units import format_seconds
 

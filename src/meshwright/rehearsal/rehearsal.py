@@ -16,11 +16,11 @@ from meshwright.plans.plan import Cost, PlanData
 from meshwright.plans.text import axes_text
 from meshwright.profiler.measurements import open_database
 from meshwright.profiler.measurements.turn import my_turn
-from meshwright.rehearsal.learning import Measured
+from meshwright.rehearsal.learning.from_parts import Measured
 from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.memory import is_allowed, keep_memory, modelled_bytes, with_memory
 from meshwright.rehearsal.parts import parts_of, stand_in_s
-from meshwright.rehearsal.program import Share
+from meshwright.rehearsal.share.program import Share
 from meshwright.rehearsal.stages import PipelineRehearsal, rehearse_stages
 from meshwright.runtime.checking.compiled import flops_of, text_of
 from meshwright.runtime.checking.verify import Compared, allocated_bytes

@@ -29,9 +29,9 @@ from meshwright.planner.pricing.corrections import Corrections
 from meshwright.plans.plan import Cost, PlanData, SolutionSummary
 from meshwright.profiler.measurements import Database, open_database
 from meshwright.profiler.measurements.turn import my_turn
-from meshwright.rehearsal.calibration import keep_work
 from meshwright.rehearsal.combinations import some_combinations
-from meshwright.rehearsal.learning import Measured, communication_s, compute_s, corrections
+from meshwright.rehearsal.learning.calibration import keep_work
+from meshwright.rehearsal.learning.from_parts import Measured, communication_s, compute_s, corrections
 from meshwright.rehearsal.measuring import Candidate, Measuring, StepCandidate
 from meshwright.rehearsal.memory import keep_memory, modelled_bytes, with_memory
 from meshwright.rehearsal.parts import MeasuredPart, parts_of, step_of

@@ -20,10 +20,10 @@ from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_text import pipeline_text
 from meshwright.profiler.measurements import open_database
-from meshwright.rehearsal.indices import Indices
 from meshwright.rehearsal.memory import is_allowed, keep_memory, with_stages_memory
 from meshwright.rehearsal.parts import stand_in_s
-from meshwright.rehearsal.stage_share import StageShare, described_engine
+from meshwright.rehearsal.share.indices import Indices
+from meshwright.rehearsal.share.stage_share import StageShare, described_engine
 from meshwright.runtime.checking.compiled import flops_of, text_of
 from meshwright.runtime.checking.stage_memory import Key, key_of, peak_bytes
 from meshwright.runtime.checking.verify import Compared

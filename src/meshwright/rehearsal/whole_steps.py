@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding
 
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData, partition_spec
-from meshwright.rehearsal.indices import Indices
-from meshwright.rehearsal.program import drawn, longest
+from meshwright.rehearsal.share.indices import Indices
+from meshwright.rehearsal.share.program import drawn, longest
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.spmd import Program, spmd
 

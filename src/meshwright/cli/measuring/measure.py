@@ -46,8 +46,8 @@ def measure_command(
 def class_table(machine: Any, again: bool) -> Table:
     """How classes of operations compare with the model; they are measured if they were not."""
     from meshwright.profiler.measurements import open_database
-    from meshwright.rehearsal.calibration import efficiencies
-    from meshwright.rehearsal.class_probes import calibrate
+    from meshwright.rehearsal.learning.calibration import efficiencies
+    from meshwright.rehearsal.learning.class_probes import calibrate
 
     with open_database() as database:
         if again or not efficiencies(database, machine.chip):

@@ -1,4 +1,4 @@
-"""What `Evaluator` computes with: all devices of a mesh at once, or one of them (`rehearsal/one_share.py`).
+"""What `Evaluator` computes with: all devices of a mesh at once, or one of them (`rehearsal/share/one_share.py`).
 
 The evaluator decides where each operand is resharded and each sum is settled; a backend does it, to values that it
 alone looks into.

@@ -21,10 +21,10 @@ from meshwright.graph.graph import Op
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import OpPlan, PlanData, partition_spec
 from meshwright.plans.tensor import Spec, Tensor
-from meshwright.rehearsal.indices import Indices, looked_up
-from meshwright.rehearsal.local_equation import local_shape
-from meshwright.rehearsal.one_share import OneShare, Placeholder
-from meshwright.rehearsal.program import drawn, longest
+from meshwright.rehearsal.share.indices import Indices, looked_up
+from meshwright.rehearsal.share.local_equation import local_shape
+from meshwright.rehearsal.share.one_share import OneShare, Placeholder
+from meshwright.rehearsal.share.program import drawn, longest
 from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.program.backend import Backend, OnDevices

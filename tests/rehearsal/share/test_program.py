@@ -9,8 +9,8 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.graph import trace
 from meshwright.plans.tensor import Tensor
-from meshwright.rehearsal.local_equation import local_shape
-from meshwright.rehearsal.program import POOL, SCALE, Share, drawn
+from meshwright.rehearsal.share.local_equation import local_shape
+from meshwright.rehearsal.share.program import POOL, SCALE, Share, drawn
 from meshwright.rules import loop_nest
 
 H100S = "1x8 h100"

@@ -17,8 +17,8 @@ from meshwright.profiler.measurements import (
     this_compiler,
 )
 from meshwright.profiler.measurements.database import DatabaseError
-from meshwright.rehearsal import class_probes
-from meshwright.rehearsal.calibration import (
+from meshwright.rehearsal.learning import class_probes
+from meshwright.rehearsal.learning.calibration import (
     CLASSES,
     WORK,
     calibrated,
@@ -28,10 +28,10 @@ from meshwright.rehearsal.calibration import (
     keep_work,
     modelled_by_class,
 )
-from meshwright.rehearsal.learning import Measured
+from meshwright.rehearsal.learning.from_parts import Measured
 from meshwright.rehearsal.measuring import Candidate
 from meshwright.rehearsal.parts import parts_of
-from tests.rehearsal.test_program import step, weights
+from tests.rehearsal.share.test_program import step, weights
 
 ARGS = (
     jax.eval_shape(weights),

@@ -21,8 +21,8 @@ from meshwright.profiler.database import cache_folder
 from meshwright.profiler.local import SETTING
 from meshwright.profiler.measurements import Database, Key, Measurement, measured_now, open_database, this_compiler
 from meshwright.profiler.measurements.database import FILE_NAME
-from meshwright.rehearsal.fitting import fit
-from meshwright.rehearsal.learning import NO_FACTORS, Measured
+from meshwright.rehearsal.learning.fitting import fit
+from meshwright.rehearsal.learning.from_parts import NO_FACTORS, Measured
 from meshwright.rules import loop_nest
 from meshwright.rules.base import Signature
 from meshwright.rules.gathering import SCATTERS

@@ -18,11 +18,11 @@ from meshwright import jax_compat
 from meshwright.graph import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.plans.tensor import Spec, Tensor
-from meshwright.rehearsal import stand_ins
-from meshwright.rehearsal.indices import Indices
-from meshwright.rehearsal.local_equation import local_shape, run_local
-from meshwright.rehearsal.one_share import OneShare
-from meshwright.rehearsal.program import drawn, longest
+from meshwright.rehearsal.share import stand_ins
+from meshwright.rehearsal.share.indices import Indices
+from meshwright.rehearsal.share.local_equation import local_shape, run_local
+from meshwright.rehearsal.share.one_share import OneShare
+from meshwright.rehearsal.share.program import drawn, longest
 from meshwright.runtime.checking.verify_stages import staged_program
 from meshwright.runtime.microbatches.cut_operations import Cut
 from meshwright.runtime.microbatches.part_program import Instruction, Key

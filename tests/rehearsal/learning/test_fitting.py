@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshwright.rehearsal.fitting import fit
+from meshwright.rehearsal.learning.fitting import fit
 
 
 def test_exact_measurements_decide_alone():

@@ -15,8 +15,8 @@ from meshwright.planner.budget import Budget
 from meshwright.planner.methods import DataParallel
 from meshwright.planner.planner import plan_program
 from meshwright.profiler.measurements import Database
-from meshwright.rehearsal.calibration import keep_work
-from meshwright.rehearsal.learning import Measured
+from meshwright.rehearsal.learning.calibration import keep_work
+from meshwright.rehearsal.learning.from_parts import Measured
 from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.parts import parts_of
 from meshwright.runtime.spmd import device_mesh

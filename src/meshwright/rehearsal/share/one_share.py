@@ -14,8 +14,8 @@ import numpy as np
 from meshwright import jax_compat
 from meshwright.plans.plan import OpPlan, PlanData
 from meshwright.plans.tensor import Spec
-from meshwright.rehearsal import stand_ins
-from meshwright.rehearsal.local_equation import local_shape, run_local
+from meshwright.rehearsal.share import stand_ins
+from meshwright.rehearsal.share.local_equation import local_shape, run_local
 from meshwright.runtime.program import kernels
 from meshwright.runtime.program.backend import Backend, Bring
 from meshwright.runtime.program.contributions import Contributions, Waiting, scattered_sums

@@ -13,9 +13,9 @@ from meshwright import jax_compat
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.plans.tensor import Tensor
-from meshwright.rehearsal.indices import Indices
-from meshwright.rehearsal.local_equation import local_shape
-from meshwright.rehearsal.one_share import OneShare
+from meshwright.rehearsal.share.indices import Indices
+from meshwright.rehearsal.share.local_equation import local_shape
+from meshwright.rehearsal.share.one_share import OneShare
 from meshwright.runtime.program.evaluate import Evaluator
 from meshwright.runtime.spmd import check_types, compiler_options
 

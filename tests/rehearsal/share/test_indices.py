@@ -7,11 +7,11 @@ import pytest
 
 import meshwright as mw
 from meshwright.graph import trace
-from meshwright.rehearsal.indices import Indices, looked_up
-from meshwright.rehearsal.part_program import PartFunction
 from meshwright.rehearsal.parts import parts_of
-from meshwright.rehearsal.program import Share
-from meshwright.rehearsal.stage_share import StageShare, described_engine
+from meshwright.rehearsal.share.indices import Indices, looked_up
+from meshwright.rehearsal.share.part_program import PartFunction
+from meshwright.rehearsal.share.program import Share
+from meshwright.rehearsal.share.stage_share import StageShare, described_engine
 from meshwright.runtime.microbatches.planned_parts import traced_as_planned
 
 STATE = {"table": jnp.zeros((40, 16)), "layers": [jnp.zeros((16, 16)) for _ in range(4)]}

@@ -12,7 +12,7 @@ from meshwright.planner.pricing.corrections import SHARES, CollectiveFactors, Co
 from meshwright.planner.reading.details import FreshDetails
 from meshwright.plans.plan import PlanData
 from meshwright.profiler.measurements import Measurement
-from meshwright.rehearsal.fitting import Matrix, fit
+from meshwright.rehearsal.learning.fitting import Matrix, fit
 from meshwright.rehearsal.parts import MeasuredPart, modelled_communication
 
 NO_FACTORS: CollectiveFactors = MappingProxyType({})
