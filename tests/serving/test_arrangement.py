@@ -61,11 +61,45 @@ def test_experts_that_a_plan_deals_to_devices_are_there():
     "options, message",
     [
         ({"replicas": 0}, "replicas is 0"),
-        ({"replicas": 3}, "3 stages of replicas cannot share 8 devices"),
+        ({"replicas": 3}, "3 replicas cannot share 8 devices"),
         ({"apart": (1,)}, "apart is"),
         ({"apart": (1, 1), "replicas": 2}, "leave out replicas"),
+        ({"traffic": mw.Traffic(rate=1), "stages": 2}, "leave out replicas, stages, apart"),
+        ({"traffic": "20 requests/s"}, "traffic is '20 requests/s'; give mw.Traffic"),
+        ({"plan": "1x8 h100"}, "plan is '1x8 h100'; give what mw.plan_serving returns"),
+        ({"stages": 8}, "2 layers cannot be cut into 8 stages"),
+        ({"cache_dtype": "int4"}, "cache_dtype is 'int4'; give 'int8' or 'float8' for 8 bits"),
     ],
 )
 def test_what_cannot_be_arranged_is_refused(options, message):
     with pytest.raises(mw.ServingError, match=message):
         mw.get_model(REFERENCES / "llama", **options)
+
+
+def test_a_model_that_fits_no_other_way_is_cut_into_stages_unasked():
+    machines = mw.cluster("1x2 cpu")
+    chosen = {"method": "data", "blocks": 48, **SIZES}
+
+    def limited(memory_bytes):
+        return replace(machines, chip=replace(machines.chip, memory_bytes=memory_bytes))
+
+    with pytest.raises(mw.DoesNotFit, match="whole or in stages of layers: a device needs") as caught:
+        mw.get_model(REFERENCES / "mixtral", cluster=limited(2000), **chosen)
+    enough = int(caught.value.needed_bytes * 1.2)  # for a stage, and not for the whole
+    assert "in 2 stages of layers" in check("mixtral", cluster=limited(enough), **chosen)
+
+
+def test_a_load_is_planned_for_and_sizes_that_are_given_stay():
+    load = mw.Traffic(rate=1, tokens_in=20, tokens_out=64)
+    said = check("llama", cluster="1x2 cpu", traffic=load, slots=2, chunk=8)
+    assert "2 replicas" in said and "at most 2 sequences of 84 tokens at once, 8 tokens of prompts" in said
+
+
+def test_caches_of_8_bits_are_alike_in_one_engine_and_apart():
+    texts, said = [], []
+    for options in ({"cluster": "1x1 cpu"}, {"cluster": "1x2 cpu", "apart": (1, 1)}):
+        with mw.get_model(REFERENCES / "llama", cache_dtype="int8", **SIZES, **options) as model:
+            texts.append(model.generate([list(range(3, 30))], max_new_tokens=32, eos_token_id=()).tolist())
+            said.append(str(model.plan))
+    assert texts[0] == texts[1]
+    assert all("of cache in int8" in one for one in said)

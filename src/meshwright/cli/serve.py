@@ -7,7 +7,15 @@ import typer
 
 from meshwright.cli.console import CommandError
 from meshwright.cli.options import ClusterOption, MethodOption
-from meshwright.cli.plan_serving import TpotOption, TtftOption
+from meshwright.cli.plan_serving import (
+    BurstinessOption,
+    InOption,
+    OutOption,
+    TpotOption,
+    TraceOption,
+    TtftOption,
+    traffic_of,
+)
 
 
 def serve_command(
@@ -34,14 +42,26 @@ def serve_command(
     cache: Annotated[
         str | None, typer.Option(help="paged or slots.  [default: slots on GPUs, paged elsewhere]")
     ] = None,
+    cache_dtype: Annotated[
+        str | None, typer.Option(help="int8 or float8 keeps keys and values in 8 bits.  [default: the model's type]")
+    ] = None,
     replicas: Annotated[
         int | None, typer.Option(help="Copies of the model, each on a share of the devices.  [default: 1]")
     ] = None,
-    stages: Annotated[int | None, typer.Option(help="Stages of layers in each copy.  [default: 1]")] = None,
+    stages: Annotated[
+        int | None, typer.Option(help="Stages of layers in each copy.  [default: as few as it fits in]")
+    ] = None,
     apart: Annotated[
         tuple[int, int] | None,
         typer.Option(help="How many copies compute prompts, and how many answers.", metavar="N N", show_default=False),
     ] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Requests a second: copies, stages and batch are planned for this load.")
+    ] = None,
+    tokens_in: InOption = "1024",
+    tokens_out: OutOption = "256",
+    burstiness: BurstinessOption = 1.0,
+    trace: TraceOption = None,
     drain: Annotated[
         float, typer.Option(help="Seconds that open requests have to end after SIGTERM or Ctrl-C.")
     ] = 30.0,
@@ -66,16 +86,12 @@ def serve_command(
         "block_size": block_size,
         "queue": queue,
         "cache": cache,
+        "cache_dtype": cache_dtype,
     }
     promise = None if ttft is None and tpot is None else Slo(ttft, tpot)
-    options: dict[str, object] = {
-        "path": str(folder),
-        "cluster": cluster,
-        "method": method,
-        "slo": promise,
-        "sizes": sizes,
-    }
-    options |= {"slo": promise, "sizes": sizes, "replicas": replicas, "stages": stages, "apart": apart}
+    load = None if rate is trace is None else traffic_of(rate, tokens_in, tokens_out, burstiness, trace)
+    options: dict[str, object] = {"path": str(folder), "cluster": cluster, "method": method}
+    options |= {"slo": promise, "sizes": sizes, "replicas": replicas, "stages": stages, "apart": apart, "traffic": load}
     if dtype is not None:
         options["dtype"] = dtype
     serve(Recipe("meshwright.serving.loading:load_engine", options), read_tokenizer(folder), settings)

@@ -17,6 +17,7 @@ from meshwright.serving.handle import Handle
 from meshwright.serving.loading import ModelPlan, load_model
 from meshwright.serving.planning.promise import Slo
 from meshwright.serving.planning.serving_plan import ServingPlan
+from meshwright.serving.planning.traffic import Traffic
 from meshwright.serving.requests import Overloaded, Sampling
 from meshwright.serving.sizes import Sizes
 
@@ -153,10 +154,12 @@ def get_model(
     block_size: int | None = None,
     queue: int | None = None,
     cache: str | None = None,
+    cache_dtype: str | None = None,
     replicas: int | None = None,
     stages: int | None = None,
     apart: tuple[int, int] | None = None,
     plan: ServingPlan | None = None,
+    traffic: Traffic | None = None,
     on_progress: Say | None = None,
     **options: Any,
 ) -> LanguageModel:
@@ -176,10 +179,15 @@ def get_model(
         queue: The most requests that wait.
         cache: "paged" shares the prefixes of prompts, "slots" has the fastest kernels on GPUs and copies prefixes; by
             default slots there and pages elsewhere.
+        cache_dtype: "int8" or "float8" keeps keys and values in 8 bits, for twice as many tokens; answers change a
+            little (`docs/guides/serve.md`), so that it is never chosen unasked. By default the model's own type.
         replicas: Copies of the model on devices of their own, among which requests are shared out; 1 by default.
-        stages: Stages of layers into which each replica is cut, on devices of their own; 1 by default.
+        stages: Stages of layers into which each replica is cut, on devices of their own; by default as few as it fits
+            in, which is 1 mostly.
         apart: How many replicas compute prompts, and how many answers; each cache is sent from the one to the other.
-        plan: What `mw.plan_serving` chose, in place of these three: its replicas, their split and their batches.
+        plan: What `mw.plan_serving` chose, in place of these three: its replicas, their split and their batches. Sizes
+            that are given here stand in place of its own.
+        traffic: A load, in place of `plan`: it is planned for here, under `slo`.
         on_progress: Is told what is done; else a line on stderr shows it.
         **options: Fields of the zoo's `Config` as in `mw.hf.load`, such as ``dtype="float32"``.
 
@@ -201,14 +209,15 @@ def get_model(
         ...         model.generate([[1, 2, 3], [4, 5]], max_new_tokens=4).shape
         (2, 7)
     """
-    sizes = Sizes(max_len, slots, chunk, blocks, block_size, queue, cache)
+    sizes = Sizes(max_len, slots, chunk, blocks, block_size, queue, cache, cache_dtype)
     loaded = load_model(
         path,
         cluster=cluster,
         slo=slo,
         method=method,
         sizes=sizes,
-        arrangement=arranged(replicas, stages, apart, plan),
+        arrangement=arranged(replicas, stages, apart, plan, traffic),
+        traffic=traffic,
         on_progress=on_progress,
         **options,
     )

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwright.errors import ServingError
+from meshwright.errors import DoesNotFit, ServingError
 from meshwright.facade import Plan
 from meshwright.hardware import Cluster
 from meshwright.hardware.load import is_local
@@ -28,11 +28,13 @@ from meshwright.serving.engine import Engine, Fleet, Placement
 from meshwright.serving.engine.placement import dealt
 from meshwright.serving.engine.stages import even_bounds
 from meshwright.serving.models import Decoder, StepShape
+from meshwright.serving.planning.plan_serving import plan_serving
 from meshwright.serving.planning.prices import StepPrices
 from meshwright.serving.planning.promise import Slo
+from meshwright.serving.planning.traffic import Traffic
 from meshwright.serving.promised import keeping, step_prices
 from meshwright.serving.scheduling import Limits
-from meshwright.serving.sizes import Sizes, chosen
+from meshwright.serving.sizes import Sizes, chosen, of_stage
 from meshwright.units import format_bytes, format_seconds
 from meshwright.zoo.layers import PyTree
 
@@ -66,7 +68,7 @@ class ModelPlan:
 
     @cached_property
     def decode(self) -> Plan:
-        """The plan of a step in which all slots generate."""
+        """The plan of a step in which all slots generate; of several stages, for the one with the most layers."""
         return self._plan(StepShape(self.limits.slots, 0, 0, False, self._width), self.method)
 
     @cached_property
@@ -82,13 +84,19 @@ class ModelPlan:
 
     def _plan(self, shape: StepShape, method: Method | str | None) -> Plan:
         whole = [jax.ShapeDtypeStruct((size,), jnp.int32) for size in (self.limits.slots, shape.size)]
-        step = partial(self.decoder.step, shape)
+        decoder = self._of_stage
+        step = partial(decoder.step, shape)
 
         def decode_step(params: PyTree, cache: PyTree, last: PyTree, packed: PyTree) -> PyTree:
             return step(params, cache, last, packed)
 
-        arguments = (self.decoder.params(), self.decoder.arrays(), *whole)
+        arguments = (decoder.params(), decoder.arrays(), *whole)
         return plan(decode_step, *arguments, cluster=self.cluster, method=method)
+
+    @property
+    def _of_stage(self) -> Decoder:
+        """The layers of the largest stage, between the embedding and the head."""
+        return Decoder.of(of_stage(self.decoder.config, self.stages), self.decoder.cache)
 
     def placement(self, devices: Sequence[jax.Device]) -> Placement:
         """Where the plan of running sequences puts parameters and cache, on some devices."""
@@ -98,8 +106,12 @@ class ModelPlan:
         if found.stages:
             raise ServingError("the plan has stages, and the engine runs steps whole; give a method without a pipeline")
         shardings = argument_shardings(found)
-        leaves, tree = jax.tree.flatten((self.decoder.params(), self.decoder.arrays()))
+        decoder = self._of_stage
+        leaves, tree = jax.tree.flatten((decoder.params(), decoder.arrays()))
         params, arrays = jax.tree.unflatten(tree, shardings[: len(leaves)])
+        every = range(self.decoder.config.layers)  # each layer as one of the layers that were planned
+        arrays = [arrays[layer % len(arrays)] for layer in every]
+        params["layers"] = [params["layers"][layer % len(params["layers"])] for layer in every]
         mesh = shardings[0].mesh
         return Placement(params, arrays, NamedSharding(mesh, PartitionSpec())).on(devices)
 
@@ -111,7 +123,7 @@ class ModelPlan:
             [
                 *self._arranged(),
                 f"{format_bytes(size)} of parameters in {config.dtype}, used in the dtype they are stored in",
-                f"{format_bytes(cache)} of cache: {self.decoder.cache.described}",
+                f"{format_bytes(cache)} of cache in {self.decoder.cache.dtype}: {self.decoder.cache.described}",
                 f"at most {limits.slots} sequences of {limits.max_len} tokens at once, {limits.chunk} tokens of "
                 f"prompts in a step beside them, {limits.queue} requests in the queue",
                 f"running sequences: {plain_sentence(self.decode)}",
@@ -149,6 +161,7 @@ def load_model(
     slo: Slo | None = None,
     sizes: Sizes | None = None,
     arrangement: Sequence[ReplicaGroup] = (),
+    traffic: Traffic | None = None,
     on_progress: Say | None = None,
     **options: Any,
 ) -> Loaded:
@@ -161,31 +174,29 @@ def load_model(
         slo: What steps are to keep to; by default nothing is promised.
         sizes: What requests may use.
         arrangement: The replicas; by default one on all devices.
+        traffic: A load for which they are planned, in place of `arrangement`.
         on_progress: Is told what is done.
         **options: Fields of the zoo's `Config`, as `mw.hf.load` takes them, such as ``dtype="float32"``.
     """
     with progress(on_progress) as say:
         say("reading the configuration")
+        asked = sizes or Sizes()
         model = load(path, **options)
         keys = read_json(folder_of(path) / "config.json", "model of Hugging Face")
         devices = jax.local_devices()
         machines = find_cluster("local") if is_local(cluster) else find_cluster(cluster)
+        if traffic is not None:
+            say("planning for the load")
+            dtypes = {"weights": model.config.dtype, "cache": asked.cache_dtype or model.config.dtype}
+            arrangement = arranged(None, None, None, plan_serving(model.config, machines, traffic, slo, **dtypes))
         groups = shared_out(arrangement, len(devices) if is_local(cluster) else machines.num_devices)
         eos, pad = special_tokens(model.path, keys)
+        promise = None if traffic is not None else slo  # what is planned for a load keeps it already
         plans: list[ModelPlan] = []
         engines: list[list[Engine]] = []
         begun = 0
         for group in groups:
-            whole = group.devices == machines.num_devices
-            part = None if is_local(cluster) and whole else machines if whole else machines.part(1, group.devices)
-            asked = group.sizes or sizes or Sizes()
-            limits, cache = chosen(model.config, asked, _longest(keys), group.devices, group.stages)
-            prices = step_prices(model.config, part or machines, group.devices)
-            if slo is not None:
-                promised = keeping(slo, prices, limits, asked)
-                limits, cache = chosen(model.config, promised, _longest(keys), group.devices, group.stages)
-            decoder = Decoder.of(model.config, cache)
-            layout = ModelPlan(decoder, limits, prices, part, group.method or method, group.count, group.stages)
+            layout = _fitting(model.config, group, machines, is_local(cluster), method, promise, asked, _longest(keys))
             own = devices[begun : begun + group.num_devices]
             if len(own) < group.num_devices:
                 layout.placement(devices * group.num_devices)  # says what is missing
@@ -200,6 +211,53 @@ def load_model(
         for engine in (*fronts, *backs):
             engine.compile_transfers(lengths, say)
     return Loaded(Fleet(fronts, backs), replace(plans[1], prompts=plans[0]), pad)
+
+
+def _fitting(
+    config: Any,
+    group: ReplicaGroup,
+    machines: Cluster,
+    local: bool,
+    method: Method | str | None,
+    slo: Slo | None,
+    sizes: Sizes,
+    longest: int | None,
+) -> ModelPlan:
+    """How replicas are laid out: in as many stages as are asked for, or in as few as they fit in.
+
+    Stages come last, since a request passes through them one after the other, while devices that split a layer work at
+    the same time.
+    """
+    asked = sizes.over(group.sizes)
+    refused: DoesNotFit | None = None
+    for staged in group.staged():
+        if staged.stages > config.layers:
+            break
+        whole = staged.devices == machines.num_devices
+        part = None if local and whole else machines if whole else machines.part(1, staged.devices)
+        size = (longest, staged.devices, staged.stages, machines.memory_bytes)
+        try:
+            limits, cache = chosen(config, asked, *size)
+            prices = step_prices(config, machines, staged.devices, staged.stages, asked.cache_dtype)
+            if slo is not None:
+                limits, cache = chosen(config, keeping(slo, prices, limits, asked), *size)
+            layout = ModelPlan(
+                Decoder.of(config, cache), limits, prices, part, staged.method or method, staged.count, staged.stages
+            )
+            if group.num_devices > group.count:
+                layout.decode  # noqa: B018, which plans, and says whether it fits
+            return layout
+        except DoesNotFit as error:
+            refused = error if refused is None or error.needed_bytes < refused.needed_bytes else refused
+    if refused is None:
+        raise ServingError(f"{config.layers} layers cannot be cut into {group.stages} stages; give at most that")
+    raise DoesNotFit(
+        f"the model and its cache do not fit, whole or in stages of layers: a device needs "
+        f"{format_bytes(refused.needed_bytes)} at the least and has {format_bytes(refused.limit_bytes)}; use more "
+        "devices, fewer slots, a smaller max_len, or cache_dtype='int8'",
+        needed_bytes=refused.needed_bytes,
+        limit_bytes=refused.limit_bytes,
+    )
 
 
 def _engines(
@@ -232,11 +290,12 @@ def load_engine(
     replicas: int | None = None,
     stages: int | None = None,
     apart: Sequence[int] | None = None,
+    traffic: Traffic | None = None,
     **options: Any,
 ) -> Engine | Fleet:
     """The engine of a folder, for the worker of a server; `sizes` are the fields of `Sizes`."""
-    groups = arranged(replicas, stages, apart, None)
-    return load_model(path, sizes=Sizes(**(sizes or {})), arrangement=groups, **options).engine
+    groups = arranged(replicas, stages, apart, None, traffic)
+    return load_model(path, sizes=Sizes(**(sizes or {})), arrangement=groups, traffic=traffic, **options).engine
 
 
 def special_tokens(folder: Path, keys: dict[str, Any]) -> tuple[tuple[int, ...], int]:

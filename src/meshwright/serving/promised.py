@@ -17,12 +17,12 @@ from meshwright.serving.sizes import Sizes
 from meshwright.units import format_seconds
 
 
-def step_prices(config: Any, machines: Cluster, devices: int) -> StepPrices:
-    """What steps of a model cost on so many devices: by tensor parallelism where the heads allow it."""
-    work = decoder_work(config)
-    split = Degrees(tensor=devices)
-    split = Degrees() if split.problem(work) else split
-    return StepPrices(work, machines, split, Storage(config.dtype, config.dtype), find_engine("meshwright"))
+def step_prices(config: Any, machines: Cluster, devices: int, stages: int = 1, cache: str | None = None) -> StepPrices:
+    """What steps of a model cost on so many devices a stage: by tensor parallelism where the heads allow it."""
+    work, storage = decoder_work(config), Storage(config.dtype, cache or config.dtype, scaled=True)
+    split = Degrees(tensor=devices, pipeline=stages)
+    split = Degrees(pipeline=stages) if split.problem(work) else split
+    return StepPrices(work, machines, split, storage, find_engine("meshwright"))
 
 
 def keeping(slo: Slo, prices: StepPrices, limits: Limits, sizes: Sizes) -> Sizes:

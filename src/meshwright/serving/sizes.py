@@ -1,8 +1,8 @@
 """How many sequences, how long, and how much cache an engine has when nobody says: what the memory holds."""
 
 import os
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import inf, prod
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.errors import DoesNotFit, ServingError
 from meshwright.serving.models import Cache, Decoder, PagedCache, RaggedCache, SlotCache, TritonCache
+from meshwright.serving.models.eight_bits import EIGHT_BITS
 from meshwright.serving.models.triton import has_kernel
 from meshwright.serving.scheduling import Limits
 from meshwright.serving.scheduling.limits import row_ladder
@@ -41,6 +42,7 @@ class Sizes:
         block_size: Tokens of a block.
         queue: The most requests that wait.
         cache: "paged" or "slots"; by default slots on GPUs, whose kernels want them, and pages elsewhere.
+        cache_dtype: "int8" or "float8" to keep keys and values in 8 bits; by default the model's own type.
     """
 
     max_len: int | None = None
@@ -50,17 +52,34 @@ class Sizes:
     block_size: int | None = None
     queue: int | None = None
     cache: str | None = None
+    cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name != "cache" and value is not None and (type(value) is not int or value < 1):
+            if not name.startswith("cache") and value is not None and (type(value) is not int or value < 1):
                 raise ServingError(f"{name} is {value!r}; give a whole number from 1, or None for what memory allows")
         if self.cache not in (None, "paged", "slots"):
             raise ServingError(f'cache is {self.cache!r}; give "paged", "slots", or None for the faster one')
+        if self.cache_dtype not in (None, *EIGHT_BITS):
+            raise ServingError(
+                f"cache_dtype is {self.cache_dtype!r}; give {' or '.join(map(repr, EIGHT_BITS))} for 8 bits, or None "
+                "for the model's own type"
+            )
+
+    def over(self, other: "Sizes | None") -> "Sizes":
+        """These, and what they leave open as another one says."""
+        return replace(other or Sizes(), **{name: value for name, value in vars(self).items() if value is not None})
 
 
-def chosen(config: Any, sizes: Sizes, longest: int | None, devices: int, stages: int = 1) -> tuple[Limits, Cache]:
-    """Limits and cache for a model.
+def of_stage(config: Any, stages: int) -> Any:
+    """The config of a model that has only the layers of the largest of some stages."""
+    return replace(config, layers=-(-config.layers // stages))
+
+
+def chosen(
+    config: Any, sizes: Sizes, longest: int | None, devices: int, stages: int = 1, device_bytes: float = inf
+) -> tuple[Limits, Cache]:
+    """Limits and cache for a model. Each stage has as many caches as there are stages: one for each step on its way.
 
     Args:
         config: The zoo's `Config`.
@@ -68,6 +87,7 @@ def chosen(config: Any, sizes: Sizes, longest: int | None, devices: int, stages:
         longest: How many tokens the model reads, if it says so.
         devices: Over how many devices parameters and cache of a stage are split.
         stages: How many stages of layers there are.
+        device_bytes: The memory of each device, if it is no more than what is found here.
 
     Raises:
         DoesNotFit: Not even one sequence has room beside the parameters.
@@ -83,20 +103,22 @@ def chosen(config: Any, sizes: Sizes, longest: int | None, devices: int, stages:
     chunk = min(sizes.chunk or chunk, max_len)
     contiguous = (sizes.cache or ("slots" if gpu else "paged")) == "slots"
     block = max_len if contiguous else min(sizes.block_size or _BLOCK, max_len)
-    per_block = block * _bytes_per_token(config)
+    stored, own = sizes.cache_dtype or config.dtype, of_stage(config, stages)
+    per_block = block * _bytes_per_token(own, stored) * stages
     if sizes.blocks is None:
-        room = _memory_bytes() * devices * stages - _other_bytes(config, sizes.slots or most_slots, chunk)
+        memory = min(_memory_bytes(), _OF_MEMORY * device_bytes) * devices
+        room = memory - _other_bytes(own, sizes.slots or most_slots, chunk)
         wanted = (sizes.slots or most_slots) * -(-max_len // block)
         blocks = min(wanted, max(0, int(room // per_block)))
         least = -(-max_len // block)
         if blocks < least:
-            limit = int(_memory_bytes() * devices * stages)
-            needed = int(_other_bytes(config, sizes.slots or most_slots, chunk) + least * per_block)
+            needed = int(_other_bytes(own, sizes.slots or most_slots, chunk) + least * per_block)
+            where = f" on the devices of each of {stages} stages" if stages > 1 else ""
             raise DoesNotFit(
-                f"the parameters and a cache for one sequence of {max_len} tokens need {format_bytes(needed)}, and "
-                f"there are {format_bytes(limit)}; use more devices, or a smaller max_len",
+                f"the parameters and a cache for one sequence of {max_len} tokens need {format_bytes(needed)}{where}, "
+                f"and there are {format_bytes(memory)}; use more devices, or a smaller max_len",
                 needed_bytes=needed,
-                limit_bytes=limit,
+                limit_bytes=int(memory),
             )
     else:
         blocks = sizes.blocks
@@ -105,21 +127,21 @@ def chosen(config: Any, sizes: Sizes, longest: int | None, devices: int, stages:
     reuse = _REUSED if contiguous else 0
     limits = Limits(slots, block, blocks, chunk, chunk + slots, sizes.queue or _QUEUED * slots, max_len, reuse)
     if contiguous:
-        return limits, _slot_cache(config, slots, max_len, devices)
-    ragged = jax.default_backend() == "tpu" and devices == 1
-    return limits, (RaggedCache if ragged else PagedCache)(blocks, block, config.dtype)
+        return limits, _slot_cache(config, slots, max_len, devices, stored)
+    ragged = jax.default_backend() == "tpu" and devices == 1 and stored not in EIGHT_BITS
+    return limits, (RaggedCache if ragged else PagedCache)(blocks, block, stored)
 
 
-def _slot_cache(config: Any, slots: int, max_len: int, devices: int) -> SlotCache:
+def _slot_cache(config: Any, slots: int, max_len: int, devices: int, stored: str) -> SlotCache:
     """Our own kernel where a model, or a stage of it, is whole on one GPU; else cuDNN's, which XLA splits.
 
     On an H200 (`benchmarks/serving.py`) steps of Llama-3-8B at a context of 1,024 took 7.4 ms with 64 sequences and
     16.8 with 256; with cuDNN's kernel and writes of their own, 8.3 and 17.5. It has sinks and caps, too, which cuDNN's
-    has not.
+    has not. Neither reads 8 bits: these are brought back to the model's type before.
     """
     head_dim = Decoder.of(config, PagedCache(1, 1, config.dtype)).head_dim
-    own = devices == 1 and config.attention != "plain" and has_kernel(config.dtype, head_dim)
-    return TritonCache((slots,), max_len, config.dtype) if own else SlotCache(banks(slots), max_len, config.dtype)
+    own = devices == 1 and config.attention != "plain" and has_kernel(stored, head_dim)
+    return TritonCache((slots,), max_len, stored) if own else SlotCache(banks(slots), max_len, stored)
 
 
 def banks(slots: int) -> tuple[int, ...]:
@@ -131,9 +153,8 @@ def banks(slots: int) -> tuple[int, ...]:
     return tuple(int(size) for size in np.diff((0, *row_ladder(slots))))
 
 
-def _bytes_per_token(config: Any) -> int:
-    kinds = Decoder.of(config, PagedCache(1, 1, config.dtype)).arrays()
-    return _bytes(kinds)
+def _bytes_per_token(config: Any, stored: str) -> int:
+    return _bytes(Decoder.of(config, PagedCache(1, 1, stored)).arrays())
 
 
 def _bytes(kinds: Any) -> int:

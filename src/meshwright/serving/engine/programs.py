@@ -234,7 +234,8 @@ class Programs:
                 in_shardings=(arrays, self._of_parcel(number), rest),
                 out_shardings=arrays,
             )
-            one = jax.ShapeDtypeStruct((length, self.decoder.kv_heads, self.decoder.head_dim), self.decoder.cache.dtype)
+            shape = (length, self.decoder.kv_heads, self.decoder.head_dim)
+            one = jax.ShapeDtypeStruct(shape, self.decoder.config.dtype)
             parcel = jax.tree.map(lambda _: one, self._of_parcel(number))
             lowered = function.lower(_types(stage.arrays), parcel, self._place_type(length))
             return in_turn(lowered.compile(), rest.device_set)
@@ -247,7 +248,8 @@ class Programs:
     def _of_parcel(self, number: int) -> list[Any]:
         """The shardings of a stage's part of a parcel: a pair for each layer."""
         layers = self._of_stage(number, self._stages[number].placement.arrays)
-        return [tuple(of_parcel(jax.tree.leaves(layer)[at]) for at in (0, -1)) for layer in layers]
+        pairs = [jax.tree.leaves(layer)[:2] for layer in layers]
+        return [(of_parcel(pair[0]), of_parcel(pair[-1])) for pair in pairs]
 
     def _place_type(self, length: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((2 + self.decoder.cache.width(length),), jnp.int32)

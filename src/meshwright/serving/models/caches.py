@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Protocol
 
-import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from meshwright.serving.models.attention import Scoring, attend_chunk, attend_last, attend_start
+from meshwright.serving.models.eight_bits import kept, kept_types, recovered
 from meshwright.serving.models.work import Prompts, Running
 from meshwright.zoo.layers import Array, PyTree
 
@@ -24,7 +25,7 @@ class Cache(Protocol):
 
     @property
     def dtype(self) -> str:
-        """What keys and values are kept in."""
+        """What keys and values are kept in; "int8" and "float8" with a scale for each vector of a head."""
 
     @property
     def least_rows(self) -> int:
@@ -38,7 +39,7 @@ class Cache(Protocol):
         """Blocks in the table of a sequence of so many tokens."""
 
     def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
-        """The types of the arrays of all layers: for each a pair of keys and values."""
+        """The types of the arrays of all layers: for each a pair of keys and values, or what `kept_types` says."""
 
     def write_prompts(self, layer: PyTree, new: Pair, prompts: Prompts) -> PyTree:
         """Keeps the keys and values of chunks of prompts; returns the layer's arrays.
@@ -56,7 +57,7 @@ class Cache(Protocol):
     def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
         """Mixes the values of chunks of prompts by their queries, (sequences, tokens, heads, head_dim)."""
 
-    def take(self, layer: PyTree, place: Array, length: int) -> Pair:
+    def take(self, layer: PyTree, place: Array, length: int, dtype: str) -> Pair:
         """Keys and values of one sequence's first positions, (length, kv_heads, head_dim); see `Decoder.take`."""
 
     def put(self, layer: PyTree, pair: Pair, place: Array) -> PyTree:
@@ -80,8 +81,7 @@ class PagedCache:
         return -(-max_len // self.block_size)
 
     def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
-        one = jax.ShapeDtypeStruct((self.blocks, self.block_size, kv_heads, head_dim), self.dtype)
-        return [(one, one) for _ in range(layers)]
+        return [kept_types(self.dtype, (self.blocks, self.block_size, kv_heads, head_dim)) for _ in range(layers)]
 
     def write_prompts(self, layer: PyTree, new: Pair, prompts: Prompts) -> PyTree:
         return self._write(layer, new, prompts.tables[:, None], prompts.positions, prompts.active)
@@ -91,17 +91,17 @@ class PagedCache:
         return self._attend_rows(layer, q, rows, options), layer
 
     def _attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
-        k, v = (self._read(pages, rows.tables) for pages in layer)
+        k, v = self._read_pair(layer, rows.tables, q.dtype)
         return attend_last(q, k, v, rows.positions, options)
 
     def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
         if prompts.fresh:
             return attend_start(q, *new, options)
-        k, v = (self._read(pages, prompts.tables) for pages in layer)
+        k, v = self._read_pair(layer, prompts.tables, q.dtype)
         return attend_chunk(q, k, v, prompts.positions, options)
 
-    def take(self, layer: PyTree, place: Array, length: int) -> Pair:
-        k, v = (self._read(pages, place[None, 2:])[0, :length] for pages in layer)
+    def take(self, layer: PyTree, place: Array, length: int, dtype: str) -> Pair:
+        k, v = (values[0, :length] for values in self._read_pair(layer, place[None, 2:], dtype))
         return k, v
 
     def put(self, layer: PyTree, pair: Pair, place: Array) -> PyTree:
@@ -116,8 +116,11 @@ class PagedCache:
         offset = positions % self.block_size
         return tuple(
             pages.at[block, offset].set(values.reshape(*at.shape, *pages.shape[2:]).astype(pages.dtype), mode="drop")
-            for pages, values in zip(layer, new, strict=True)
+            for pages, values in zip(layer, kept(self.dtype, new), strict=True)
         )
+
+    def _read_pair(self, layer: PyTree, tables: Array, dtype: DTypeLike) -> Pair:
+        return recovered([self._read(pages, tables) for pages in layer], dtype)
 
     def _read(self, pages: Array, tables: Array) -> Array:
         """The pages of each sequence one after the other, (sequences, length, kv_heads, head_dim)."""
@@ -151,8 +154,8 @@ class SlotCache:
         return (0, *accumulate(self.banks))[:-1]
 
     def arrays(self, layers: int, kv_heads: int, head_dim: int) -> PyTree:
-        kinds = [jax.ShapeDtypeStruct((slots, self.length, kv_heads, head_dim), self.dtype) for slots in self.banks]
-        return [tuple((kind, kind) for kind in kinds) for _ in range(layers)]
+        banks = [kept_types(self.dtype, (slots, self.length, kv_heads, head_dim)) for slots in self.banks]
+        return [tuple(banks) for _ in range(layers)]
 
     def mix_rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[Array, PyTree]:
         layer = self.write_rows(layer, new, rows)
@@ -160,29 +163,30 @@ class SlotCache:
 
     def write_rows(self, layer: PyTree, new: Pair, rows: Running) -> PyTree:
         """The first half of `mix_rows`."""
-        banks = []
+        banks, stored = [], kept(self.dtype, new)
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
             here = slice(start, start + slots)
             place = jnp.where(rows.active[here], rows.positions[here], self.length)
             reached = start < len(rows.slots)
-            banks.append(_written(bank, jnp.arange(slots), place, [one[here] for one in new]) if reached else bank)
+            banks.append(_written(bank, jnp.arange(slots), place, [one[here] for one in stored]) if reached else bank)
         return tuple(banks)
 
     def write_prompts(self, layer: PyTree, new: Pair, prompts: Prompts) -> PyTree:
-        banks = []
+        banks, stored = [], kept(self.dtype, new)
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
             inside = (prompts.slots >= start) & (prompts.slots < start + slots)
             row = jnp.where(inside, prompts.slots - start, slots + jnp.arange(len(inside)))[:, None]
             past = self.length + jnp.arange(prompts.tokens.shape[1])
             place = jnp.where(prompts.active, prompts.positions, past)
-            banks.append(_written(bank, row, place, new))
+            banks.append(_written(bank, row, place, stored))
         return tuple(banks)
 
     def attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
         """The second."""
         mixed = []
-        for start, slots, (k, v) in zip(self.starts, self.banks, layer, strict=True):
+        for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
             if start < len(q):
+                k, v = recovered(bank, q.dtype)
                 here = slice(start, start + slots)
                 mixed.append(attend_last(q[here], k, v, rows.positions[here], options))
         return jnp.concatenate(mixed) if len(mixed) > 1 else mixed[0]
@@ -190,34 +194,37 @@ class SlotCache:
     def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
         if prompts.fresh:
             return attend_start(q, *new, options)
-        k, v = (self._read([bank[part] for bank in layer], prompts.slots) for part in (0, 1))
+        k, v = recovered(self._read_all(layer, prompts.slots), q.dtype)
         return attend_chunk(q, k, v, prompts.positions, options)
 
     def copied(self, layer: PyTree, source: Array, target: Array) -> PyTree:
         """A layer's arrays with the whole of one slot copied to another, so that a prompt begins with its prefix."""
-        new = [self._read([bank[part] for bank in layer], source[None])[0] for part in (0, 1)]
-        banks = []
+        banks, new = [], [array[0] for array in self._read_all(layer, source[None])]
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
             row = jnp.where((target >= start) & (target < start + slots), target - start, slots)
             banks.append(tuple(array.at[row].set(one, mode="drop") for array, one in zip(bank, new, strict=True)))
         return tuple(banks)
 
-    def take(self, layer: PyTree, place: Array, length: int) -> Pair:
-        k, v = (self._read([bank[part] for bank in layer], place[1:2])[0, :length] for part in (0, 1))
+    def take(self, layer: PyTree, place: Array, length: int, dtype: str) -> Pair:
+        k, v = (values[0, :length] for values in recovered(self._read_all(layer, place[1:2]), dtype))
         return k, v
 
     def put(self, layer: PyTree, pair: Pair, place: Array) -> PyTree:
-        positions, banks = jnp.arange(len(pair[0])), []
+        positions, banks, stored = jnp.arange(len(pair[0])), [], kept(self.dtype, pair)
         for start, slots, bank in zip(self.starts, self.banks, layer, strict=True):
             row = jnp.where((place[1] >= start) & (place[1] < start + slots), place[1] - start, slots)
-            banks.append(_written(bank, row, positions, pair))
+            banks.append(_written(bank, row, positions, stored))
         return tuple(banks)
 
+    def _read_all(self, layer: PyTree, slots: Array) -> list[Array]:
+        """All that is kept of some sequences."""
+        return [self._read(banks, slots) for banks in zip(*layer, strict=True)]
+
     def _read(self, banks: Sequence[Array], slots: Array) -> Array:
-        """The places of some sequences, (sequences, length, kv_heads, head_dim)."""
+        """The places of some sequences, (sequences, length, ...)."""
         read = banks[0].at[slots].get(mode="clip")
         for start, bank in zip(self.starts[1:], banks[1:], strict=True):
-            beyond = (slots >= start)[:, None, None, None]
+            beyond = (slots >= start).reshape(-1, *[1] * (bank.ndim - 1))
             read = jnp.where(beyond, bank.at[slots - start].get(mode="clip"), read)
         return read
 

@@ -105,7 +105,7 @@ class Decoder:
             arrays: The cache of these layers.
             place: How many positions are computed, the slot, and the blocks, as numbers in a line.
         """
-        return [self.cache.take(layer, place, length) for layer in arrays]
+        return [self.cache.take(layer, place, length, self.config.dtype) for layer in arrays]
 
     def put(self, arrays: PyTree, parcel: PyTree, place: Array) -> PyTree:
         """The cache of some layers with one sequence written to it, the reverse of `take`."""

@@ -11,6 +11,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from meshwright.serving.models.attention import Scoring, attend_chunk, attend_last
 from meshwright.serving.models.caches import PagedCache, Pair
@@ -31,22 +32,18 @@ class RaggedCache(PagedCache):
 
     def _attend_rows(self, layer: PyTree, q: Array, rows: Running, options: Scoring) -> Array:
         if why_not_ragged(q, layer[0], options):
-            k, v = self._read_pair(layer, rows.tables)
+            k, v = self._read_pair(layer, rows.tables, q.dtype)
             return attend_last(q, k, v, rows.positions, options)
         ones = jnp.ones(len(q), jnp.int32)
         return attend_ragged(_kernel, q[:, None], layer[0], rows.tables, rows.positions, ones, options)[:, 0]
 
     def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
         if why_not_ragged(q, layer[0], options):
-            k, v = self._read_pair(layer, prompts.tables)
+            k, v = self._read_pair(layer, prompts.tables, q.dtype)
             return attend_chunk(q, k, v, prompts.positions, options)
         return attend_ragged(_kernel, q, layer[0], prompts.tables, prompts.starts, prompts.counts, options)
 
-    def take(self, layer: PyTree, place: Array, length: int) -> Pair:
-        k, v = (values[0, :length] for values in self._read_pair(layer, place[None, 2:]))
-        return k, v
-
-    def _read_pair(self, layer: PyTree, tables: Array) -> Pair:
+    def _read_pair(self, layer: PyTree, tables: Array, dtype: DTypeLike) -> Pair:
         both = self._read(layer[0], tables)
         return both[..., 0::2, :], both[..., 1::2, :]
 

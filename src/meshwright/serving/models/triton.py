@@ -71,7 +71,7 @@ def has_kernel(dtype: str, head_dim: int) -> bool:
     """Whether this machine's GPU runs the kernel: its matrix units take 16 bits, sixteen numbers at the least."""
     gpu = jax.local_devices()[0]
     capability = float(getattr(gpu, "compute_capability", 0)) if gpu.platform == "gpu" else 0.0
-    return capability >= _CAPABILITY and jnp.dtype(dtype).itemsize == 2 and head_dim >= _LINES
+    return capability >= _CAPABILITY and dtype in ("bfloat16", "float16") and head_dim >= _LINES
 
 
 def attend_and_keep(

@@ -87,8 +87,9 @@ def plan_serving(
     _check(machines, traffic, slo, objective)
     slo, work = slo or Slo(), decoder_work(model)
     constants = find_engine(engine)
-    caches = (cache,) if cache else tuple(dict.fromkeys(("bfloat16", "float8")))
-    storages = tuple(Storage(*types) for types in product((weights,), caches))
+    # Of the two types of 8 bits this package's engine keeps the nearer one; the others have kernels for `float8` alone.
+    caches = (cache,) if cache else ("bfloat16", "int8" if constants.traced else "float8")
+    storages = tuple(Storage(weights, one, scaled=constants.traced) for one in caches)
     longest = traffic.longest
     if work.most_positions and longest > work.most_positions:
         raise ServingError(f"{work.name} has {work.most_positions} positions, and the longest request {longest} tokens")

@@ -102,10 +102,19 @@ class StepPrices:
         peak = self.chip.peak_flops("bfloat16") * _SCORES
         total = 0.0
         for a in self.work.attention:
-            read = a.kept * BYTES[self.storage.cache] / min(self.split.tensor, a.kv_heads) / rate
+            read = a.kept * self._moved_bytes / min(self.split.tensor, a.kv_heads) / rate
             scores = 2 * a.heads * (a.key_dim + a.value_dim) / self.split.tensor / peak
             total += self._layers(a) * max(read, scores) * self._seen(a)
         return total
+
+    @property
+    def _moved_bytes(self) -> float:
+        """Bytes that are moved for each number of the cache that attention looks at.
+
+        No kernel of this package's engine reads 8 bits: they are written once more in half precision, and that is read.
+        """
+        stored = BYTES[self.storage.cache]
+        return stored + 2 * _HALF if self.engine.traced and stored < _HALF else stored
 
     @cached_property
     def pair_s(self) -> float:

@@ -111,7 +111,8 @@ class Arrangement:
         if not self.apart:
             return 0.0
         prices = [group.kind.prices for group in self.groups]
-        slowest = max(cache_bytes_per_token(p.work, p.split, p.storage) for p in prices)
+        # Caches are sent in half precision, since the two may be kept in different types.
+        slowest = max(cache_bytes_per_token(p.work, p.split, replace(p.storage, cache="bfloat16")) for p in prices)
         cluster = prices[0].cluster
         link = cluster.intra if self.num_devices <= cluster.devices_per_host else cluster.inter
         return _SEND_S + tokens * slowest / (link.bandwidth * _SENDING)

@@ -18,6 +18,8 @@ BYTES = {
 }
 #: Types in which products are computed, where it is not the weights': of 4 bits only the weights are stored.
 COMPUTED = {"float8": "float8_e4m3fn", "int4": "bfloat16", "float4": "bfloat16"}
+#: Bytes of a vector's scale.
+_SCALE = 4.0
 #: Part of a device's memory that weights and cache may fill; the rest is for activations and the runtime (vLLM's own
 #: default, `gpu_memory_utilization`).
 USABLE = 0.9
@@ -31,10 +33,12 @@ class Storage:
         weights: Of the products with weights. Embeddings and the head stay in half precision where these are smaller;
             of a model with experts, types of 4 bits are the experts' alone.
         cache: Of keys and values.
+        scaled: Whether each vector of a cache of 8 bits has a scale, as in this package's engine.
     """
 
     weights: str = "bfloat16"
     cache: str = "bfloat16"
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         for name in ("weights", "cache"):
@@ -108,8 +112,12 @@ def cache_bytes_per_token(work: DecoderWork, split: Degrees, storage: Storage) -
     Windows are not counted: the scheduler's blocks hold a sequence as a whole.
     """
     stages = work.layers / ceil(work.layers / split.pipeline)
-    kept = sum(a.count * a.kept / min(split.tensor, a.kv_heads) for a in work.attention)
-    return kept * BYTES[storage.cache] / stages / split.data
+    scale = _SCALE if storage.scaled and BYTES[storage.cache] < 2 else 0.0
+    kept = sum(
+        a.count * a.kept * (BYTES[storage.cache] + scale / a.key_dim) / min(split.tensor, a.kv_heads)
+        for a in work.attention
+    )
+    return kept / stages / split.data
 
 
 def cache_tokens(work: DecoderWork, split: Degrees, storage: Storage, memory_bytes: float) -> int:
