@@ -13,6 +13,8 @@ from meshwright.cost.rates import catalogue_rates
 from meshwright.errors import ShardingError
 from meshwright.hardware import Cluster
 from meshwright.parallelism.sentence import plain_sentence
+from meshwright.step_search.microbatches import divisors
+from meshwright.step_search.recomputation import spread_alike
 from tests.draws import normal
 
 BATCH, WIDTH, LAYERS = 512, 16, 4
@@ -204,6 +206,14 @@ def test_other_splits_are_not_looked_for_where_devices_compute_all_the_time():
     assert plan.cost.waiting <= 0.01 * plan.step_s and plan.memory.peak_bytes <= plan.memory.limit_bytes
     assert any(remark.startswith("Not all splits were looked for: devices wait for") for remark in plan.remarks)
     assert {line for line in said if line.startswith("pricing")} == {"pricing mesh 8"}
+
+
+@pytest.mark.parametrize(
+    ("size", "devices", "expected"),
+    [(1536, 1024, [1, 3]), (64, 8, [1, 2, 4, 8]), (800, 200, [1, 2, 4]), (6, 8, [1, 3]), (7, 8, [1, 7])],
+)
+def test_microbatches_that_fewer_devices_share_are_left_out(size, devices, expected):
+    assert spread_alike(divisors(size), size, devices) == expected
 
 
 def bfloat16(*shape):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
-from math import inf
+from math import gcd, inf
 from typing import NamedTuple
 
 from meshwright.errors import DoesNotFit, ShardingError
@@ -191,6 +191,17 @@ class _Best(NamedTuple):
     remarks: tuple[str, ...]
 
 
+def spread_alike(counts: Sequence[int], size: int, num_devices: int) -> list[int]:
+    """The numbers of microbatches whose rows are spread over as many devices as those of the whole batch can be.
+
+    In others a device has as many rows as in fewer microbatches, and devices repeat one another's work.
+
+    >>> spread_alike([1, 2, 3, 4, 6], 1536, 1024)
+    [1, 3]
+    """
+    return [count for count in counts if gcd(size // count, num_devices) == gcd(size, num_devices)]
+
+
 @dataclass(frozen=True)
 class _Search:
     """Looks for the policy and the number of microbatches with which a method's plan is quickest.
@@ -283,10 +294,13 @@ class _Search:
         keeping = Keeping([LayerKind(one, n, figures) for one in regions for n in range(one.layers.num_kinds)])
         if isinstance(method.microbatches, int):
             return Promises(keeping, reference, [method.microbatches], limit, whole)
-        counts = microbatches.divisors(microbatches.batch_size(self.traced, self.positions))
+        size, devices = microbatches.batch_size(self.traced, self.positions), self.meshes[0].num_devices
+        counts = microbatches.divisors(size)
         if whole is not None:
             counts = [count for count in counts if count <= whole.microbatches]
-        elif len(counts) > 1 and not self._may_be_cut(counts[-1]):
+        elif method.spreads_batch and size:
+            counts = spread_alike(counts, size, devices)
+        if whole is None and len(counts) > 1 and not self._may_be_cut(counts[-1]):
             counts = [1]
         return Promises(keeping, reference, counts, limit, whole)
 

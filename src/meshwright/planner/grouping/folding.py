@@ -94,6 +94,12 @@ def laps(grouping: Grouping, folded: Folded) -> tuple[Ints, Ints]:
     return run, lap
 
 
+def tied_throughout(grouping: Grouping, folded: Folded) -> Folded:
+    """The same with neighbouring repetitions tied as well."""
+    tokens = np.array(folded.alike, np.int64)[folded.group_class]
+    return _quotient(grouping, tokens, _classify(grouping, tokens, 1))
+
+
 def unfolded(grouping: Grouping, folded: Folded) -> Folded:
     """The same with nothing tied."""
     tokens = np.array(folded.alike, np.int64)[folded.group_class]
@@ -120,16 +126,19 @@ def _priced_alike(grouping: Grouping, tokens: Ints, traffic: Traffic) -> Ints:
     return number_stretches(moved[ops.items], ops.start, tokens)
 
 
-def _classify(grouping: Grouping, tokens: Ints) -> Ints:
-    """The class of each group: its position in a repeated run; for arguments, the position of their readers."""
+def _classify(grouping: Grouping, tokens: Ints, periods: int = PERIODS) -> Ints:
+    """The class of each group: its position in a repeated run; for arguments, the position of their readers.
+
+    Of the repetitions of a run every ``periods``-th is tied.
+    """
     is_led = grouping.placed.leader >= 0
     led, arguments = np.flatnonzero(is_led), np.flatnonzero(~is_led)
     classes = np.where(is_led, len(tokens) + np.arange(len(tokens)), tokens)
     free = 2 * len(tokens)
     for run in find_runs(tokens[led]):
         lap, offset = np.divmod(np.arange(run.stop - run.start), run.period)
-        classes[led[run.start : run.stop]] = free + PERIODS * offset + lap % PERIODS
-        free += PERIODS * run.period
+        classes[led[run.start : run.stop]] = free + periods * offset + lap % periods
+        free += periods * run.period
     argument, neighbour, how = _neighbours(grouping, arguments)
     # Arguments belong with their readers; optimizer state is read with gradients first and parameters second.
     for _ in range(3):

@@ -1,7 +1,8 @@
 """Proves how good a view's choice is; where ties between layers leave a gap in a small problem, solves it untied.
 
 Folding keeps problems of deep models small, and plans regular. In tight memory it may cost much: what tied layers hold
-comes in lumps. A small problem is soon solved with nothing tied.
+comes in lumps. A small problem is soon solved with nothing tied. The other way round, layers that may alternate are
+split alike where that costs next to nothing.
 """
 
 from dataclasses import replace
@@ -9,16 +10,18 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.planner.budget import Budget
-from meshwright.planner.grouping.folding import unfolded
+from meshwright.planner.grouping.folding import tied_throughout, unfolded
 from meshwright.planner.pricing.formulation import Exposure
 from meshwright.planner.reading.readback import MeshProblem
 from meshwright.planner.solving.certificate import certified
 from meshwright.planner.solving.fit_memory import View, ViewState, solve_free
 from meshwright.plans.plan import PROVEN_GAP
+from meshwright.solver import price
 from meshwright.solver.problem.gap import relative_gap
 
 #: Part of a step's costs that layers which are split apart must save: split alike they are easier to understand.
 _WORTH = 0.005
+_LESS = 1 - 1e-9  # of a cost: less is equal, by the tolerance of a solve
 
 
 def proven(state: ViewState, limit: float | None, budget: Budget) -> tuple[ViewState, float]:
@@ -31,13 +34,44 @@ def proven(state: ViewState, limit: float | None, budget: Budget) -> tuple[ViewS
     """
     bound = certified(state, limit, budget.deadline)
     if relative_gap(state.cost, bound) <= PROVEN_GAP or not _may_gain(state, budget):
-        return state, bound
+        return alike(state), bound
     apart = untied(state, budget)
     if apart is None:
-        return state, bound
+        return alike(state), bound
     bound = max(bound, certified(apart, limit, budget.deadline))
     is_regular = relative_gap(state.cost, bound) <= PROVEN_GAP or state.cost <= (1 + _WORTH) * apart.cost
-    return (state if is_regular else apart), bound
+    return (alike(state) if is_regular else apart), bound
+
+
+def alike(state: ViewState) -> ViewState:
+    """A view whose neighbouring layers are split alike, too, where that costs no more than layers apart must save.
+
+    All layers take the choice of the first of those that alternate, or of the last.
+    """
+    formulation, solution = state.formulation, state.latest
+    folded = formulation.folded
+    assert solution is not None and solution.choice is not None
+    whole = tied_throughout(formulation.grouping, folded)
+    kind_of_group = np.array([*whole.group_class, *whole.shared_class], np.int64)
+    groups, readings = [row[0] for row in folded.members], [row[0] for row in folded.shared_members]
+    kind = kind_of_group[[*groups, *(len(folded.group_class) + reading for reading in readings)]]
+    if len(kind) == kind.max(initial=-1) + 1:
+        return state
+    best, most = state, (1 + _WORTH) * solution.cost
+    lengths = np.array([len(cost) for cost in formulation.costs])
+    for order in (slice(None, None, -1), slice(None)):  # of several classes of a kind, the last that is written stays
+        source = np.empty(len(kind), np.int64)
+        source[kind[order]] = np.arange(len(kind))[order]
+        source = source[kind]
+        if (lengths[source] != lengths).any() or (solution.choice[source] == solution.choice).all():
+            continue
+        choice = solution.choice[source]
+        cost = float(price(formulation.problem({}, None), choice).cost)
+        _, peak = state.moments.tightened(formulation, choice, state.view.limit)
+        found = replace(solution, choice=choice, cost=cost, peak_usage=peak)
+        if cost <= most and state.view.fits(found):
+            best, most = replace(state, latest=found, fitted=found), cost * _LESS
+    return best
 
 
 def _may_gain(state: ViewState, budget: Budget) -> bool:
