@@ -70,6 +70,12 @@ INNER_FLOORS = {
         "stages",
         "rehearsal search",
     ),
+    "rules": (
+        "base",
+        "builder written",
+        "registry",
+        "families",
+    ),
     "solver": (
         "tuning deadline problem",
         "model",

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 import meshwright as mw
 from meshwright.graph.tracing.trace import trace
 from meshwright.rules import Signature, loop_nest
-from meshwright.rules.pallas import grid_of, why_whole
+from meshwright.rules.families.pallas import grid_of, why_whole
 from tests.pallas_ops import (
     attention,
     decode_attention,

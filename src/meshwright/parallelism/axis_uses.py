@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from meshwright.parallelism.dim_names import DimClasses, major_loops, name_dims
 from meshwright.parallelism.optimizer_owners import find_owners
 from meshwright.plans.records.traced_program import VIRTUAL, Nest, RecordedProgram
-from meshwright.rules.islands import ISLAND
+from meshwright.rules.families.islands import ISLAND
 from meshwright.strategy.sharding import Axes
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from meshwright.parallelism.axis_uses import AxisFacts, Use
 from meshwright.parallelism.tensor_kinds import ZERO, Kinds
 from meshwright.plans.records.judgement import Verdict, VerdictPart
 from meshwright.plans.records.traced_program import VIRTUAL
-from meshwright.rules.attention import FORWARD
+from meshwright.rules.families.attention import FORWARD
 
 if TYPE_CHECKING:
     from meshwright.plans.plan import Collective, Tensor

@@ -40,8 +40,8 @@ from meshwright.plans.loops import loops_in
 from meshwright.plans.plan import Considered, Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.tensor import KEPT, Spec, Tensor
 from meshwright.rules import Signature, has_rule, kernel_name, loop_nest
-from meshwright.rules.attention import most_parts
-from meshwright.rules.pallas import made_for, why_whole
+from meshwright.rules.families.attention import most_parts
+from meshwright.rules.families.pallas import made_for, why_whole
 from meshwright.strategy.sharding import Axes
 
 Progress = Callable[[str], None]

@@ -23,7 +23,7 @@ from meshwright.cost.load import Load
 from meshwright.cost.rates import catalogue_rates
 from meshwright.cost.xla_gpu.kernels import ESTIMATED_RATES, UNMEASURED
 from meshwright.plans.loops import PlannedLoop, extremes, loop_remarks, loops_of
-from meshwright.rules.gathering import SCATTERS
+from meshwright.rules.families.gathering import SCATTERS
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:

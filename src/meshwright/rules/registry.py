@@ -66,7 +66,7 @@ def builtin_rules() -> dict[str, Rule]:
     """All built-in rules by primitive name."""
     rules: dict[str, Rule] = {}
     for family in FAMILIES:
-        rules |= import_module(f"meshwright.rules.{family}").RULES
+        rules |= import_module(f"meshwright.rules.families.{family}").RULES
     return rules
 
 

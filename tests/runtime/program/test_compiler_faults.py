@@ -309,7 +309,7 @@ def _in_a_process(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", imports + script], capture_output=True, text=True, timeout=300)
 
 
-WINDOWS = "src/meshwright/rules/windows.py"
+WINDOWS = "src/meshwright/rules/families/windows.py"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.hardware import Chip
 from meshwright.rules.base import Signature
-from meshwright.rules.gathering import SCATTERS
+from meshwright.rules.families.gathering import SCATTERS
 
 if TYPE_CHECKING:
     from meshwright.graph import Graph

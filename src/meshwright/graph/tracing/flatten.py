@@ -13,8 +13,8 @@ from meshwright.graph.graph import Tie, While
 from meshwright.graph.tracing.trips import trips_of
 from meshwright.program.program import COND, SCAN, WHILE, Operation, Program
 from meshwright.rules.base import Signature, TensorType
-from meshwright.rules.kernel_work import Table
-from meshwright.rules.pallas import tables_of
+from meshwright.rules.families.kernel_work import Table
+from meshwright.rules.families.pallas import tables_of
 
 _LARGEST_TABLE = 2**18  # elements of a constant whose contents are kept for the kernels that look them up
 

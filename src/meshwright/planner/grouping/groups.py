@@ -23,7 +23,7 @@ from meshwright.planner.grouping.numbering import Numbers, sort_by
 from meshwright.planner.grouping.placement import Facts, Placed, follow_gradients, place
 from meshwright.planner.grouping.shared_starts import find_starts
 from meshwright.rules import LoopNest, loop_nest
-from meshwright.rules.islands import ISLAND
+from meshwright.rules.families.islands import ISLAND
 from meshwright.rules.written import written
 
 Ints = NDArray[np.int64]

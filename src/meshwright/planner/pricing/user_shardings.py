@@ -12,7 +12,7 @@ from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.hardware import Mesh
 from meshwright.rules.base import LoopNest, Signature
-from meshwright.rules.islands import ISLAND, manual_axes
+from meshwright.rules.families.islands import ISLAND, manual_axes
 from meshwright.rules.written import written
 from meshwright.strategy.candidates import Candidates, result_holders
 

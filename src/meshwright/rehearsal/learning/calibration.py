@@ -25,7 +25,7 @@ from meshwright.rehearsal.learning.fitting import fit
 from meshwright.rehearsal.learning.from_parts import NO_FACTORS, Measured
 from meshwright.rules import loop_nest
 from meshwright.rules.base import Signature
-from meshwright.rules.gathering import SCATTERS
+from meshwright.rules.families.gathering import SCATTERS
 
 CLASSES = ("product", "small product", "convolution", "attention", "look-up", "elementwise")
 WORK = "work "  # begins the fingerprint of a row that says how much work of each class was done

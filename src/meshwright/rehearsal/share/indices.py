@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.graph import Traced
 from meshwright.graph.graph import Graph
 from meshwright.program.program import Program
-from meshwright.rules.gathering import SCATTERS
+from meshwright.rules.families.gathering import SCATTERS
 
 _MOST_COMPUTED = 2**26  # elements of a value on the way from the user's integers to what a part of a program reads
 _SCATTERS = {*SCATTERS, *(name.replace("-", "_") for name in SCATTERS)}

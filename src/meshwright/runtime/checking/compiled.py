@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import MeshwrightError
-from meshwright.rules.attention import unmasked_scores
+from meshwright.rules.families.attention import unmasked_scores
 from meshwright.runtime.checking.overlapped import work_beside
 
 if TYPE_CHECKING:

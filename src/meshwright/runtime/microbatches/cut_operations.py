@@ -19,7 +19,7 @@ from meshwright.graph.tracing.flatten import signature_of
 from meshwright.program.program import Operation
 from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.base import REDUCING
-from meshwright.rules.elementwise import elementwise
+from meshwright.rules.families.elementwise import elementwise
 from meshwright.rules.registry import builtin_rules
 from meshwright.runtime.microbatches.part_bits import can_draw_parts
 from meshwright.runtime.program.kernels import PALLAS, pallas_params

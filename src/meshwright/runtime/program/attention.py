@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from meshwright import jax_compat
-from meshwright.rules.attention import HEADS_BEFORE_TOKENS
 from meshwright.rules.base import Mixing
+from meshwright.rules.families.attention import HEADS_BEFORE_TOKENS
 
 _NUM_INPUTS = 10  # of the forward pass; the backward pass has three more
 _LENGTHS = slice(4, 6)

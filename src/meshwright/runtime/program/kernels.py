@@ -13,9 +13,9 @@ from meshwright.errors import ShardingError
 from meshwright.graph.tracing.flatten import signature_of
 from meshwright.plans.plan import OpPlan, partition_spec
 from meshwright.rules import LoopNest, loop_nest
-from meshwright.rules.attention import RULES as ATTENTION
 from meshwright.rules.base import REDUCING
-from meshwright.rules.pallas import grid_of
+from meshwright.rules.families.attention import RULES as ATTENTION
+from meshwright.rules.families.pallas import grid_of
 from meshwright.rules.registry import kernel_name
 from meshwright.runtime.program import attention
 from meshwright.runtime.program.contributions import Contributions, Waiting

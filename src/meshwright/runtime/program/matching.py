@@ -12,7 +12,7 @@ from meshwright.plans.tensor import Spec
 from meshwright.program.program import Program
 from meshwright.program.text import first_difference, program_form
 from meshwright.rules.base import Signature, TensorType
-from meshwright.rules.elementwise import EVEN
+from meshwright.rules.families.elementwise import EVEN
 
 
 def check_program(plan: PlanData, program: Program) -> None:

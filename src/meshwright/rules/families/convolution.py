@@ -4,7 +4,7 @@ from math import prod
 
 from meshwright.rules.base import LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops
-from meshwright.rules.windows import Dim, Sliding
+from meshwright.rules.families.windows import Dim, Sliding
 
 
 def conv_general_dilated(op: Signature) -> LoopNest:

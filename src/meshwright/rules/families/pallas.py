@@ -18,7 +18,7 @@ from typing import Any
 
 from meshwright.rules.base import Dims, LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops
-from meshwright.rules.kernel_work import body_flops
+from meshwright.rules.families.kernel_work import body_flops
 
 #: The makers whose chips each of Pallas' compilers is for.
 _MAKERS = {"mosaic": ("Google",), "triton": ("NVIDIA", "AMD"), "mosaic_gpu": ("NVIDIA",)}
