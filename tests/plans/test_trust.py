@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwright as mw
-from meshwright.cost.xla_gpu.kernels import arithmetic_left, counted, num_experts, rate_left
+from meshwright.cost.xla_gpu.kernels import arithmetic_left, counted, num_experts, rate_left, workspace_bytes
 from meshwright.graph import trace
 from meshwright.hardware import Mesh
 
@@ -81,6 +81,30 @@ def test_look_ups_scatters_and_sorts_take_longer_than_their_bytes():
     short, long = (signature(jnp.sort, *arrays((64, n)), primitive="sort") for n in (16, 1024))
     assert counted(long) / counted(short) > 64
     assert counted(signature(lambda x: x * 2, rows, primitive="mul")) == 0
+
+
+def test_only_sums_were_measured_of_scatters():
+    rows, ids = jax.ShapeDtypeStruct((500_000, 8), "float32"), jax.ShapeDtypeStruct((500_000,), "int32")
+    added, largest = (
+        planned(lambda x, i, how=how: how(x, i, 1000), rows, ids) for how in (jax.ops.segment_sum, jax.ops.segment_max)
+    )
+    assert largest.step_s > added.step_s and "scatter-max" in " ".join(largest.trust.unmeasured).replace("_", "-")
+    assert not added.trust.unmeasured
+
+
+def test_memory_that_kernels_take_while_they_run():
+    def upscaled(x, w):
+        return jax.lax.conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    image, window = arrays((8, 16, 16, 32), (4, 4, 32, 3))
+    gradient = jax.grad(lambda w, x: upscaled(x, w).sum())
+    kinds = (op.signature for op in trace(gradient, window, image).graph.ops)
+    rooms = [workspace_bytes(op) for op in kinds if op.primitive == "conv_general_dilated"]
+    assert max(rooms) == 4 * 8 * 35 * 35 * 32  # pixels with zeros between and around them
+    rows, weights = arrays((64, 16), (4, 16, 32), dtype="bfloat16")
+    sizes = jax.ShapeDtypeStruct((4,), "int32")
+    op = signature(jax.lax.ragged_dot, rows, weights, sizes, primitive="ragged_dot_general")
+    assert workspace_bytes(op) == 2 * 4 * 64 * 16 * 2  # masked for every matrix, and in the order of a product
 
 
 def test_loops_of_which_nobody_knows_the_trips_are_said():

@@ -184,6 +184,24 @@ def test_places_are_given_on_once_and_to_values_of_the_same_size(name):
         assert graph.types[value].num_bytes == graph.types[other].num_bytes
 
 
+def test_a_kernel_evaluates_no_value_too_often():
+    """An associative scan reads every other element, twice at each level: levels between are written."""
+
+    def scanned(x):
+        return lax.associative_scan(lambda a, b: a * b + b, x * 0.5)
+
+    def once(x):
+        return jnp.concatenate([x[1:] * 2, x[:1]]) + jnp.roll(x, 3)
+
+    vector = jax.ShapeDtypeStruct((1024,), jnp.float32)
+    graph, found, _ = fused(scanned, vector)
+    inside = np.setdiff1d(np.flatnonzero(found.kept), [*graph.inputs, *graph.outputs])
+    sizes = {graph.types[value].shape[0] for value in inside.tolist()}
+    assert {256, 255} & sizes and 3 <= len(inside) < len(graph.ops) / 2
+    graph, found, _ = fused(once, vector)
+    assert not set(np.flatnonzero(found.kept).tolist()) - {*graph.inputs, *graph.outputs}
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_what_a_kernel_reads_in_place_is_so_on_every_path(seed):
     """Held against all paths from an operation, through what its kernel makes within itself, to a value."""

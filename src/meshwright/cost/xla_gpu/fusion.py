@@ -12,6 +12,9 @@ The rules were derived from the programs that it compiles:
 - A product reads its operands through operations on one value, such as a rectifier or an exponential: their result is
   not in memory between the products that read it, while the value that it is made of is. So it is with look-ups and the
   fused kernels that read them.
+- A kernel evaluates a value once for each index at which it reads it: once for every slice and every part of a
+  concatenation on the way, and what those read again for each of theirs. XLA writes a value for which a kernel would
+  evaluate another more than 15 times (`FusionNodeIndexingEvaluation`): every second level of an associative scan.
 - An elementwise kernel overwrites an operand of the same size that it is the last to read.
 """
 
@@ -29,6 +32,8 @@ Ints = NDArray[np.int64]
 
 _QUICK = frozenset({"exp", "exp2", "logistic", "div", "sqrt", "rsqrt"})
 _RESHAPING = frozenset({"reshape", "squeeze", "expand_dims"})
+_MOVING = ("slice", "dynamic_slice", "split", "pad", "concatenate", "rev")  # read at another index than they write
+_MOST_EVALUATED = 15  # XLA's own limit
 _MOST_AGAIN = 64  # the most operations that are searched for the stored values that a value is computed from
 
 
@@ -60,10 +65,14 @@ def fuse(facts: Facts) -> Fusion:
     costly = _shared(facts, COSTLY - _QUICK, kept)
     kept[costly] = True
     kept[_made_again(facts, kept, costly)] = False
+    often = _evaluated_often(facts, kept)
+    stored |= often
+    kept |= often
     apart = list(_apart(facts, kept, fuses))
     kept[[value for value, _ in apart]] = False
     passing = _made_again_by_readers(facts, fuses)
     passing[costly] = False
+    passing[often] = False
     return Fusion(stored, kept, fuses, apart, passing)
 
 
@@ -75,6 +84,53 @@ def _in_memory(facts: Facts, fuses: Bools) -> Bools:
     found[[*facts.graph.inputs, *facts.ends]] = True
     found[list(facts.graph.constants)] = False
     return found
+
+
+def _evaluated_often(facts: Facts, kept: Bools) -> Bools:
+    """The values that are written because a kernel that computed them would evaluate some value too often."""
+    columns, found = facts.columns, np.zeros(facts.columns.num_values, bool)
+    moving = facts.where(lambda name, _: name in _MOVING)
+    if moving.any():
+        ops = columns.reads, columns.start, columns.first_made, columns.num_made, columns.producer
+        _store_evaluated(*ops, facts.fusible, moving, kept, _MOST_EVALUATED, found)
+    return found
+
+
+@kernel
+def _store_evaluated(reads, begin, first_made, num_made, producer, fusible, moving, kept, most, found):
+    """Stores, in order, values for which a kernel would evaluate some value more often than `most`.
+
+    Args:
+        reads, begin, first_made, num_made, producer: The operations and what they read and make.
+        fusible: The operations that are fused to their readers.
+        moving: The operations that read at other indices than they write.
+        kept: The values that are in memory anyway.
+        most: The limit.
+        found: The values that are stored, to be changed.
+    """
+    num_ops = len(first_made)
+    evaluated, seen = np.ones(num_ops, np.int64), np.full(num_ops, -1)
+    stack = np.empty(num_ops + 1, np.int64)
+    for i in range(num_ops):
+        if not fusible[i]:
+            continue
+        total, waiting, stack[0] = 0, 1, i
+        while waiting and total <= most:
+            waiting -= 1
+            at = stack[waiting]
+            for k in range(begin[at], begin[at + 1]):
+                maker = producer[reads[k]]
+                if maker < 0 or kept[reads[k]] or found[reads[k]] or not fusible[maker]:
+                    total += moving[at]
+                elif moving[at]:
+                    total += evaluated[maker]
+                elif seen[maker] != i:
+                    seen[maker] = i
+                    stack[waiting] = maker
+                    waiting += 1
+        evaluated[i] = max(total, 1)
+        if total > most:
+            found[first_made[i] : first_made[i] + num_made[i]] = True
 
 
 def _made_again_by_readers(facts: Facts, fuses: Bools) -> Bools:

@@ -9,8 +9,9 @@ the split.
   than the bytes take, in one program. Indices are assumed to be drawn over the whole table.
 - A **scatter** that adds does so by atomic operations: 0.4, 1.1 and 1.3 ps for each number of 4 bytes more than the
   bytes take, in three programs; 8 ps for those of 2 bytes, which are exchanged with their neighbour, and 27 ps for each
-  row, in two. Indices that all repeat one row take far longer: nothing in a program tells, and only a rehearsal with
-  the user's batch does.
+  row, in two. Maxima, minima and products are taken to be exchanged, too: none was measured alone. Indices that all
+  repeat one row take far longer, most of all where numbers are exchanged, one after the other: nothing in a program
+  tells, and only a rehearsal with the user's batch does.
 - A **sort** exchanges pairs in log n · (log n + 1) / 2 rounds, 0.75 ps for each element and round, in two programs;
   `top_k` sorts whole.
 - The gradient of a **maximum over windows** selects and adds, 6.3 ps for each element of the image.
@@ -40,7 +41,7 @@ _TRANSFORMED = 16.0  # for each complex number and dim
 #: Operations whose figures are estimates.
 UNMEASURED = frozenset(
     "cumsum cumprod cummax cummin cumlogsumexp fft cholesky triangular_solve eigh svd qr lu householder_product".split()  # noqa: SIM905
-)
+).union(*({f"scatter-{how}", f"scatter_{how}"} for how in ("max", "min", "mul")))
 
 _TF32 = 0.72  # part of the rate of half precision, relative to peak, that products of float32 reach: 0.5 to 1.0
 _TILE, _CORES = 128, 132  # of a kernel that cannot divide its sum, each multiprocessor has one tile of the result
@@ -63,7 +64,8 @@ def counted(op: Signature) -> float:
         return _LOOKED_UP * op.results[0].num_bytes
     if name in _SCATTERS:
         rows, updates = prod(op.operands[1].shape[:-1]), op.operands[2]
-        return _ROW * rows + prod(updates.shape) * (_ADDED if updates.itemsize > 2 else _ADDED_HALF)
+        is_exchanged = updates.itemsize <= 2 or name.endswith(("max", "min", "mul"))
+        return _ROW * rows + prod(updates.shape) * (_ADDED_HALF if is_exchanged else _ADDED)
     if name == "sort":
         return _sorting(op.operands[0].shape, op.params["dimension"])
     if name == "top_k":
@@ -104,14 +106,25 @@ def num_experts(op: Signature) -> int:
 def workspace_bytes(op: Signature) -> float:
     """Bytes that an operation takes while it runs, beside its operands and results.
 
-    A ragged product masks its rows for every matrix; a convolution of volumes of float32 brings both sides in another
-    order of dims.
+    A ragged product masks its rows for every matrix, and brings them in another order of dims. So does a convolution of
+    volumes of float32 with both sides. The gradient of a transposed convolution's window fills the image with zeros.
     """
     if op.primitive.startswith("ragged_dot"):
-        return float(num_experts(op) * op.operands[0].num_bytes)
+        return 2.0 * num_experts(op) * op.operands[0].num_bytes
+    if op.primitive == "conv_general_dilated" and prod(op.params["lhs_dilation"]) > 1 and _is_gradient(op):
+        return _filled_bytes(op)
     if op.primitive == "conv_general_dilated" and len(op.operands[0].shape) == 5 and op.operands[0].dtype == "float32":
         return float(op.operands[0].num_bytes + op.results[0].num_bytes)
     return 0.0
+
+
+def _filled_bytes(op: Signature) -> float:
+    """Bytes of a convolution's image with zeros between its pixels and around them."""
+    image, params = op.operands[0], op.params
+    sizes, spaces = list(image.shape), params["dimension_numbers"].lhs_spec[2:]
+    for dim, zeros, (low, high) in zip(spaces, params["lhs_dilation"], params["padding"], strict=True):
+        sizes[dim] = max((sizes[dim] - 1) * zeros + 1 + low + high, 1)
+    return float(prod(sizes) * image.itemsize)
 
 
 def dense_remarks(graph: "Graph", chip: Chip | None) -> list[str]:

@@ -24,13 +24,14 @@ from meshwright.cost.xla_gpu.fusion import Fusion
 from meshwright.graph.facts import Bools, Facts
 from meshwright.graph.graph import Graph
 from meshwright.jit import kernel
+from meshwright.rules.base import Signature
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than their result
 _IN_PLACE = ("scatter", "select_and_scatter")  # change their first operand where it is
-_LINE = 128  # bytes of a cache line of a GPU
+_LINE, _SECTOR = 128, 32  # bytes of a cache line of a GPU, and of what is read of it at once
 _MANY = 64  # kernels that need a value; more make no difference
 
 
@@ -141,10 +142,17 @@ def _taken(facts: Facts) -> Floats:
     for number in facts.columns.examples:
         op = facts.columns.signatures[number]
         if op.primitive in _TAKING:
-            part[number] = min(1.0, op.results[0].num_bytes / max(op.operands[0].num_bytes, 1))
+            part[number] = min(1.0, _beside(op) * op.results[0].num_bytes / max(op.operands[0].num_bytes, 1))
         elif op.primitive.startswith(_IN_PLACE):
             part[number] = 0.0
     return part[facts.columns.signature]
+
+
+def _beside(op: Signature) -> int:
+    """How many elements come with each that is read: memory is read in sectors, and strides along rows skip in them."""
+    if op.primitive != "slice" or not op.params["strides"]:
+        return 1
+    return min(op.params["strides"][-1], max(_SECTOR // max(op.operands[0].itemsize, 1), 1))
 
 
 def _reduced(facts: Facts) -> Ints:
