@@ -28,6 +28,8 @@ def test_what_cannot_be_served(tmp_path):
     write_tokenizer(tmp_path)
     assert "port is 70000; give one between 0 and 65535" in refused(tmp_path, "--port", 70000)
     assert "the API key has spaces" in refused(tmp_path, "--api-key", "a b")
+    assert "describe a load; give its --rate, too" in refused(tmp_path, "--tokens-in", 30)
+    assert "rate is 0.0; give requests per second above 0" in refused(tmp_path, "--rate", 0)
     assert "drain_s is -1.0; give 0 or more" in refused(tmp_path, "--drain", -1)
     assert "cannot listen at nowhere.invalid port 0" in refused(tmp_path, "--host", "nowhere.invalid", "--port", 0)
     with socket.create_server(("127.0.0.1", 0)) as taken:

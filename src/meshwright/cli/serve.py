@@ -89,7 +89,11 @@ def serve_command(
         "cache_dtype": cache_dtype,
     }
     promise = None if ttft is None and tpot is None else Slo(ttft, tpot)
-    load = None if rate is trace is None else traffic_of(rate, tokens_in, tokens_out, burstiness, trace)
+    load = None
+    if rate is not None or trace is not None:
+        load = traffic_of(rate, tokens_in, tokens_out, burstiness, trace)
+    elif (tokens_in, tokens_out, burstiness) != ("1024", "256", 1.0):
+        raise CommandError("--tokens-in, --tokens-out and --burstiness describe a load; give its --rate, too")
     options: dict[str, object] = {"path": str(folder), "cluster": cluster, "method": method}
     options |= {"slo": promise, "sizes": sizes, "replicas": replicas, "stages": stages, "apart": apart, "traffic": load}
     if dtype is not None:
