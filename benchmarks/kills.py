@@ -1,12 +1,17 @@
-"""Do runs survive lost and stopped processes and full disks? At random moments, under Ray and launch.
+"""Do runs survive lost and stopped processes and full disks, at random moments, under `launch` and Ray?
 
-    python benchmarks/kills.py                       # 20 kills under Ray, with shrinking and growing, 10 under launch
-    python benchmarks/kills.py --engine stages       # 8 kills of a pipeline of four stages under launch
-    python benchmarks/kills.py --engine faults --kills 8 --seed 0 --rows rows.json
+    python benchmarks/kills.py --engine launch --faults 16 --seed 0 --rows rows.json
+    python benchmarks/kills.py --engine ray --faults 12 --nodes
+    python benchmarks/kills.py --engine stages --faults 6       # a pipeline of two stages under launch
 
-`faults` are kills (SIGKILL), stops (SIGSTOP) and, for root, a disk that is full until all ended, under launch; with
-`--rows` a run adds its rows to those of earlier runs, and the table has all.
-Asked: every run continues with the numbers of an undisturbed one; the other processes end within 15 s.
+A fault is a process that is killed (SIGKILL) or stopped (SIGSTOP), or, for root, a disk with the checkpoints that is
+full until all have ended. It comes while a run plans, restores, compiles its first step, steps or saves. `trains again`
+is the time from the fault to the first step that is new, and `CPU` what process 0 took of it, Python's start included;
+a run that is to be disturbed while it starts is first disturbed while it steps. `--nodes` removes a node from the
+cluster and adds one. With `--rows` a run adds its rows to those of earlier runs, and the tables have all.
+Every loss is compared with those of a run that nobody disturbed; nothing may be left: no process of an earlier start,
+no unfinished checkpoint, no temporary file.
+Asked: equal losses; the others end within 15 s; training again within 25 s of a kill.
 """
 
 import argparse
@@ -15,31 +20,36 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from report import table
 
-ROWS, WIDTH, LAYERS, EVERY, MARGIN = 48, 256, 4, 5, 20
-PHASES = ("stepping", "compiling", "saving", "restoring")
-FAULTS = ("kill", "stop", "kill", "disk")  # in turn
+PROCESSES, DEVICES = 2, 2  # of a process
+ROWS, WIDTH, LAYERS, EVERY, MARGIN = 48, 256, 4, 5, 10
+SETTINGS = {"MESHWRIGHT_MEASURE": "never", "JAX_PLATFORMS": "cpu"}
+SETTINGS |= {"PYTHONDONTWRITEBYTECODE": ""}  # or each start compiles what it imports; installed packages are compiled
+STARTING = ("planning", "restoring", "compiling")  # phases of a run that was disturbed just before
+PHASES = ("saving", "saving", "stepping", *STARTING)
+FAULTS = ("kill", "stop", "kill", "disk")
 DISK_MB = 32  # of the disk that is filled
-LATEST_S = {"stepping": 1.0, "compiling": 3.0, "saving": 0.1, "restoring": 0.5}  # of a kill, after its phase began
-AGAIN = ("compiling", "restoring")  # phases of a run that was killed just before
+# How long after a phase began a fault may come, so that it is often not over yet.
+LATEST_S = {"stepping": 1.0, "saving": 0.1, "planning": 1.0, "restoring": 0.2, "compiling": 0.5}
 HANG_S = 300
-STAGES = 4
 ROUNDING = 2e-5  # of losses, relative
 
 
 def train(folder, restore, save, stop=None, stages=0):
-    """The run: marks its phase, records every loss, and ends at the step that the file `stop` holds."""
+    """The run: marks its phases, records every loss, and ends at the step that the file `stop` holds."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -47,10 +57,12 @@ def train(folder, restore, save, stop=None, stages=0):
     import meshwright as mw
 
     process, folder = jax.process_index(), Path(folder)
+    past = []  # the phases of this start, with the clock and the CPU time at their beginnings
 
     def mark(phase):
-        text = json.dumps([os.getpid(), phase, jax.process_count(), jax.device_count(), time.time()])
-        (folder / f"new{process}").write_text(text)
+        past.append((phase, time.time(), time.process_time()))
+        devices = jax.device_count()
+        (folder / f"new{process}").write_text(json.dumps([os.getpid(), phase, jax.process_count(), devices, past[:5]]))
         (folder / f"new{process}").rename(folder / f"mark{process}")
 
     def init(key):
@@ -69,13 +81,15 @@ def train(folder, restore, save, stop=None, stages=0):
     def sample(number):
         return np.random.default_rng(number).normal(size=(ROWS, WIDTH)).astype(np.float32)
 
-    mark("compiling")
+    mark("planning")
     train_step = mw.parallelize(step, method=mw.ThreeD(pipeline=stages, microbatch=8) if stages else None)
     key = jax.random.key(0)
     train_step.plan(jax.eval_shape(init, key), sample(0))
     assert len(train_step.last_plan.stages) == stages
     mark("restoring")
     start, params = restore(train_step) or (0, mw.create_state(init, key, like=train_step))
+    jax.block_until_ready([x for x in params if x.addressable_shards])
+    mark("compiling")
     number = start
     while number < (stop or _read(folder / "stop") or 10**9):
         params, loss = train_step(params, sample(number))
@@ -121,16 +135,18 @@ def under_ray(config):
     train(config["folder"], meshwright.ray.restore, meshwright.ray.save)
 
 
-class Killer:
-    """Kills processes of a run whose marks it reads, and notes how long the others and the resumption took."""
+class Disturber:
+    """Disturbs a run whose marks it reads, and notes how long the others and the resumption took."""
 
-    def __init__(self, folder, seed):
-        self.folder, self.random = Path(folder), random.Random(seed)
-        self.rows = []
+    def __init__(self, engine, folder, seed, has_disk):
+        self.engine, self.folder, self.random, self.has_disk = engine, Path(folder), random.Random(seed), has_disk
+        self.rows, self.parts = [], []
+        self.began = set()  # all processes that were seen
 
     def marks(self):
         found = {p: _read(self.folder / f"mark{p}") for p in range(8)}
         found = {p: mark for p, mark in found.items() if mark is not None and _is_alive(mark[0])}
+        self.began |= {mark[0] for mark in found.values()}
         return found if found and len(found) == next(iter(found.values()))[2] else {}
 
     def losses(self):
@@ -148,85 +164,75 @@ class Killer:
             time.sleep(0.02)
         return result
 
-    def kill(self, engine, phase, is_first, is_awaited):
-        """Kills the first process or another one in a phase of its run; may wait until the run continues."""
+    def all_faults(self, number):
+        """Disturbs the run so often; a phase of its start is met after a fault that was not waited for."""
+        faults = self.random.choices(FAULTS if self.has_disk else FAULTS[:2], k=number)
+        phases = self.random.choices(PHASES, k=number)
+        for i, (fault, phase) in enumerate(zip(faults, phases, strict=True)):
+            self.disturb(fault, phase, i + 1 == number or phases[i + 1] not in STARTING)
 
-        def victim():
-            marks = self.marks()
-            chosen = 0 if is_first else self.random.choice([p for p in marks if p] or [0])
-            return (chosen, marks) if marks and marks.get(chosen, [0, ""])[1] == phase else None
-
-        time.sleep(2 * self.random.random())
-        victim, marks = self.wait(f"a process that is {phase}", victim)
-        time.sleep(self.random.random() * LATEST_S[phase])
-        then = time.time()
-        os.kill(marks[victim][0], signal.SIGKILL)
-        others = [mark[0] for p, mark in marks.items() if p != victim]
-        self.wait("the others to end", lambda: not any(map(_is_alive, others)))
-        ended = f"{time.time() - then:.1f} s"
-        what = f"{'process 0' if is_first else 'a worker'} killed while {phase}"
-        if is_awaited:
-            self.note(engine, what, ended, then, lambda row: row[2] != marks[0][0])
-        else:
-            self.rows.append((engine, what, ended, "killed again before", "", ""))
-
-    def stop_one(self, engine):
-        """Stops a process while it steps, saves or compiles; the launcher finds it, and kills it."""
-        marks = self.wait("all processes", self.marks)
-        time.sleep(2 * self.random.random())
-        victim = self.random.choice(list(marks))
-        phase, then = (_read(self.folder / f"mark{victim}") or marks[victim])[1], time.time()
-        os.kill(marks[victim][0], signal.SIGSTOP)
-        others = [mark[0] for mark in marks.values()]
-        self.wait("all to end", lambda: not any(map(_is_alive, others)))
-        ended, what = (
-            f"{time.time() - then:.1f} s",
-            f"{'process 0' if victim == 0 else 'a worker'} stopped while {phase}",
-        )
-        self.note(engine, what, ended, then, lambda row: row[2] != marks[0][0])
-
-    def fill_disk(self, engine):
-        """Fills the disk that checkpoints are on, until all processes have ended for it."""
-        marks, filler = self.wait("all processes", self.marks), self.folder / "checkpoints" / "filler"
-        then = time.time()
-        with contextlib.suppress(OSError), filler.open("wb") as file:
-            while True:
-                file.write(bytes(2**16))
-                file.flush()
-        self.wait("all to end", lambda: not any(_is_alive(mark[0]) for mark in marks.values()))
-        ended = f"{time.time() - then:.1f} s"
-        filler.unlink()
-        self.note(engine, "the disk is full", ended, then, lambda row: row[2] != marks[0][0])
-
-    def all_faults(self, engine, number, has_disk):
-        """Faults in turn, each of which the run continues after."""
-        for i in range(number):
-            fault = FAULTS[i % len(FAULTS)]
+    def disturb(self, fault, phase, is_awaited):
+        if phase not in STARTING:
             self.wait("the run to step", lambda: {mark[1] for mark in self.marks().values()} == {"stepping"})
             began = len(self.losses())
-            self.wait("some steps", lambda: len(self.losses()) >= began + 2 * EVERY)  # noqa: B023
-            if fault == "stop":
-                self.stop_one(engine)
-            elif fault == "disk" and has_disk:
-                self.fill_disk(engine)
-            else:
-                phase = self.random.choice(("stepping", "saving"))
-                self.kill(engine, phase, self.random.random() < 0.3, is_awaited=True)
-
-    def note(self, engine, what, ended, then, is_new):
-        """Waits until a run records a loss that is new after some moment, and adds a row."""
-        row = self.wait("the run to continue", lambda: next((r for r in self.losses() if r[4] > then and is_new(r)), 0))
-        self.rows.append((engine, what, ended, f"{row[4] - then:.1f} s", row[3], row[0]))
+            self.wait("some steps", lambda: len(self.losses()) >= began + 2 * EVERY)
+        victim = 0 if self.random.random() < 0.4 else self.random.randrange(1, PROCESSES)
+        marks = self.wait(f"a process that is {phase}", lambda: self._in_phase(phase, victim))
+        time.sleep(self.random.random() * LATEST_S[phase])
+        then, while_ = time.time(), (_read(self.folder / f"mark{victim}") or marks[victim])[1]
+        filler = self.folder / "checkpoints" / "filler"
+        others = set(marks) - {victim} if fault == "kill" else set(marks)
+        if fault == "disk":
+            fill(filler)
+        else:
+            os.kill(marks[victim][0], signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+        self.wait("the others to end", lambda: not any(_is_alive(marks[p][0]) for p in others))
+        ended = time.time() - then
+        filler.unlink(missing_ok=True)
+        who = "process 0" if victim == 0 else "a worker"
+        what = {"kill": f"{who} is killed", "stop": f"{who} is stopped", "disk": "the disk is full"}[fault]
+        if is_awaited:
+            self.note(what, while_, ended, then, lambda row: row[2] != marks[0][0])
+        else:
+            self.rows.append((self.engine, what, while_, f"{ended:.1f} s", "disturbed again before", "", "", ""))
         print(*self.rows[-1], sep=" | ", file=sys.stderr, flush=True)
 
-    def kill_often(self, engine, number):
-        for i in range(number):
-            phase, later = PHASES[i % len(PHASES)], PHASES[(i + 1) % len(PHASES)]
-            self.kill(engine, phase, self.random.random() < 0.5, later not in AGAIN or i == number - 1)
+    def _in_phase(self, phase, victim):
+        marks = self.marks()
+        return marks if victim in marks and marks[victim][1] == phase else None
+
+    def note(self, what, phase, ended, then, is_new):
+        """Waits until a run records a loss that is new after some moment, and adds a row."""
+        row = self.wait("the run to continue", lambda: next((r for r in self.losses() if r[4] > then and is_new(r)), 0))
+        past = self.wait("process 0's marks", lambda: self._past(row[2]))
+        cells = ("–" if ended is None else f"{ended:.1f} s", f"{row[4] - then:.1f} s", f"{past[3][2]:.1f} s")
+        self.rows.append((self.engine, what, phase, *cells, row[3], row[0]))
+        start = _started(row[2])
+        if ended is not None and start is not None:
+            walls = [then, then + ended, start, *(mark[1] for mark in past)]
+            self.parts.append((walls, [mark[2] for mark in past]))
+
+    def _past(self, process):
+        mark = _read(self.folder / "mark0")
+        return mark[4][:4] if mark is not None and mark[0] == process and len(mark[4]) >= 4 else None
 
     def stop(self):
-        last = self.losses()[-1][0]
-        (self.folder / "stop").write_text(str(last + MARGIN))
+        (self.folder / "stop").write_text(str(self.losses()[-1][0] + MARGIN))
+
+    def check_nothing_is_left(self):
+        """Whatever the disturbed starts had is gone: processes, unfinished checkpoints, temporary files."""
+        alive = [p for p in self.began if _is_alive(p)]
+        steps = [p.name for p in (self.folder / "checkpoints").rglob("*") if "tmp" in p.name]
+        files = [str(path) for path in (self.folder / "tmp").iterdir()]
+        assert not alive and not steps and not files, (alive, steps, files)
+
+
+def fill(path):
+    """Fills the disk that a file is on."""
+    with contextlib.suppress(OSError), path.open("wb") as file:
+        while True:
+            file.write(bytes(2**16))
+            file.flush()
 
 
 def _is_alive(process):
@@ -234,6 +240,16 @@ def _is_alive(process):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
+
+
+def _started(process):
+    """When a process began, by the clock."""
+    try:
+        ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return None
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - since_boot
 
 
 @contextlib.contextmanager
@@ -249,34 +265,25 @@ def small_disk(folder):
             subprocess.run(["umount", "-l", folder], check=False)
 
 
-def run_faults(folder, kills, seed):
-    with small_disk(f"{folder}/checkpoints") as has_disk:
-        return run_launch(folder, kills, seed, faults=lambda killer: killer.all_faults("launch", kills, has_disk))
-
-
-def run_launch(folder, kills, seed, stages=0, faults=None):
-    processes = stages // 2 or 4
-    command = [sys.executable, "-m", "meshwright", "launch", "--processes", str(processes)]
-    command += ["--devices-per-process", "2", "--restarts", str(10 * kills)]
-    command += [__file__, "--child", folder, "--stages", str(stages)]
-    environment = os.environ | {"MESHWRIGHT_MEASURE": "never", "JAX_PLATFORMS": "cpu"}
-    killer = Killer(folder, seed)
-    with open(f"{folder}/output", "w") as output:
-        run = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+def run_launch(disturber, faults, stages=0):
+    folder = disturber.folder
+    command = [sys.executable, "-m", "meshwright", "launch", "--processes", str(PROCESSES)]
+    command += ["--devices-per-process", str(stages // PROCESSES or DEVICES), "--restarts", str(10 * faults)]
+    command += [__file__, "--child", str(folder), "--stages", str(stages)]
+    with open(folder / "output", "w") as output:
+        run = subprocess.Popen(
+            command, env=os.environ | SETTINGS | {"TMPDIR": str(folder / "tmp")}, stdout=output, stderr=output
+        )
         try:
-            if faults is None:
-                killer.kill_often("stages" if stages else "launch", kills)
-            else:
-                faults(killer)
-            killer.stop()
-            assert run.wait(HANG_S) == 0, Path(f"{folder}/output").read_text()[-3000:]
+            disturber.all_faults(faults)
+            disturber.stop()
+            assert run.wait(HANG_S) == 0, (folder / "output").read_text()[-3000:]
         finally:
             run.kill()
-    return killer
 
 
-def run_ray(folder, kills, seed):
-    os.environ |= {"MESHWRIGHT_MEASURE": "never", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5"}
+def run_ray(disturber, faults, nodes):
+    os.environ |= SETTINGS | {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5"}
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "20"  # for workers on a node whose loss is not known yet
     import ray
     import ray.train
@@ -284,89 +291,113 @@ def run_ray(folder, kills, seed):
 
     import meshwright.ray
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    nodes = [cluster.add_node(num_cpus=1, include_dashboard=False) for _ in range(4)]
-    ray.init(address=cluster.address, log_to_driver=False)
+    patience = {"raylet_start_wait_time_s": 120}  # of a busy machine
+    scratch = {"runtime_env": {"env_vars": {"TMPDIR": str(disturber.folder / "tmp")}}, "log_to_driver": False}
+    if nodes:
+        head = {"num_cpus": 0, "include_dashboard": False, "_system_config": patience}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        hosts = [cluster.add_node(num_cpus=1, include_dashboard=False) for _ in range(PROCESSES)]
+        ray.init(address=cluster.address, **scratch)
+    else:
+        ray.init("local", num_cpus=PROCESSES, include_dashboard=False, _system_config=patience, **scratch)
     trainer = meshwright.ray.Trainer(
         under_ray,
-        ray.train.ScalingConfig(num_workers=(2, 4), elastic_resize_monitor_interval_s=2),
+        ray.train.ScalingConfig(num_workers=(1, PROCESSES), elastic_resize_monitor_interval_s=2),
         ray.train.RunConfig(
             name="kills",
-            storage_path=folder,
+            storage_path=f"{disturber.folder}/checkpoints",
             failure_config=ray.train.FailureConfig(max_failures=-1),
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=3),
         ),
-        train_loop_config={"folder": folder},
-        devices_per_worker=2,
+        train_loop_config={"folder": str(disturber.folder)},
+        devices_per_worker=DEVICES,
     )
-    killer = Killer(folder, seed)
-
     outcome = []
     training = threading.Thread(target=lambda: outcome.append(trainer.fit()), daemon=True)
     training.start()
-    killer.wait("the first steps", lambda: len(killer.losses()) > 2 * EVERY)
-    killer.kill_often("Ray", kills)
-    for devices in (6, 4):
-        then = time.time()
-        cluster.remove_node(nodes.pop(), allow_graceful=False)
-        killer.note("Ray", "a node is lost", "–", then, lambda row, devices=devices: row[3] == devices)
-    then = time.time()
-    nodes.extend(cluster.add_node(num_cpus=1, include_dashboard=False) for _ in range(2))
-    killer.note("Ray", "two nodes are added", "–", then, lambda row: row[3] == 8)
-    killer.stop()
-    training.join(HANG_S)
-    assert outcome and outcome[0].error is None, outcome
-    ray.shutdown()
-    cluster.shutdown()
-    return killer
+    try:
+        disturber.all_faults(faults)
+        if nodes:
+            then = time.time()
+            cluster.remove_node(hosts.pop(), allow_graceful=False)
+            disturber.note("a node is lost", "stepping", None, then, lambda row: row[3] == DEVICES)
+            then = time.time()
+            hosts.append(cluster.add_node(num_cpus=1, include_dashboard=False))
+            disturber.note("a node is added", "stepping", None, then, lambda row: row[3] == PROCESSES * DEVICES)
+        disturber.stop()
+        training.join(HANG_S)
+        assert outcome and outcome[0].error is None, outcome
+    finally:
+        ray.shutdown()
+        if nodes:
+            cluster.shutdown()
 
 
-def check(killer):
+def check_losses(disturber):
     """The greatest difference of any loss from the undisturbed run's, relative."""
-    folder = killer.folder / "undisturbed"
+    folder = disturber.folder / "undisturbed"
     folder.mkdir()
-    steps = 1 + max(row[0] for row in killer.losses())
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "MESHWRIGHT_MEASURE": "never"}
+    steps = 1 + max(row[0] for row in disturber.losses())
+    settings = SETTINGS | {"JAX_NUM_CPU_DEVICES": str(PROCESSES * DEVICES)}
     command = [sys.executable, __file__, "--undisturbed", str(steps), "--child", str(folder)]
-    subprocess.run(command, check=True, env=environment | {"JAX_PLATFORMS": "cpu"}, stderr=subprocess.DEVNULL)
-    right = {row[0]: row[1] for row in Killer(folder, 0).losses()}
-    worst = max(abs(loss / right[number] - 1) for number, loss, *_ in killer.losses())
-    assert worst <= ROUNDING and sorted(right) == sorted({row[0] for row in killer.losses()}), worst
+    subprocess.run(command, check=True, env=os.environ | settings, stderr=subprocess.DEVNULL)
+    right = {row[0]: row[1] for row in Disturber("", folder, 0, has_disk=False).losses()}
+    worst = max(abs(loss / right[number] - 1) for number, loss, *_ in disturber.losses())
+    assert worst <= ROUNDING and sorted(right) == sorted({row[0] for row in disturber.losses()}), worst
     return worst, steps
+
+
+def parts_of(engine, parts):
+    """Rows that say where the time from a kill to the first new step goes: medians, by the clock and of process 0."""
+    names = ("the others end", "a process is started", "imports, meeting", "planning", "restoring", "first step")
+    walls = [[later - before for before, later in pairwise(moments)] for moments, _ in parts]
+    clocks = [[c[0], *(later - before for before, later in pairwise(c))] for _, c in parts]
+    cells = zip(names, _medians(walls), [None, None, *_medians(clocks)], strict=True)
+    return [(engine, name, f"{wall:.1f} s", "" if cpu is None else f"{cpu:.1f} s") for name, wall, cpu in cells]
+
+
+def _medians(rows):
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--engine", choices=["ray", "launch", "stages", "faults"])
-    parser.add_argument("--kills", type=int)
+    parser.add_argument("--engine", choices=["ray", "launch", "stages"], default="launch")
+    parser.add_argument("--faults", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--nodes", action="store_true", help="a node of Ray's cluster is removed, and one is added")
     parser.add_argument("--rows", type=Path, help="a file with the rows of earlier runs, to which this one's are added")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--stages", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--undisturbed", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.undisturbed:
-        train(options.child, lambda like: None, None, options.undisturbed)
-    elif options.child:
-        under_launch(options.child, options.stages)
-    else:
-        rows, said = [], []
-        staged = partial(run_launch, stages=STAGES)
-        if options.rows and options.rows.exists():
-            rows, said = json.loads(options.rows.read_text())
-        engines = {"launch": (run_launch, 10), "stages": (staged, 8), "ray": (run_ray, 20), "faults": (run_faults, 8)}
-        for engine, (run, kills) in engines.items():
-            if options.engine == engine or (options.engine is None and engine != "faults"):
-                with tempfile.TemporaryDirectory() as folder:
-                    killer = run(folder, options.kills or kills, options.seed)
-                    worst, steps = check(killer)
-                    rows += killer.rows
-                    said.append(f"{engine}: {steps} steps, losses within {worst:.1e} of the undisturbed run's")
-        if options.rows:
-            options.rows.write_text(json.dumps([rows, said]))
-        header = ("engine", "disturbance", "others end after", "continues after", "devices", "from step")
-        title = f"Kills {options.engine}" if options.engine else "Kills"
-        table(title, f"{__doc__}\n{'; '.join(said)}.", header, rows)
+        return train(options.child, lambda like: None, None, options.undisturbed)
+    if options.child:
+        return under_launch(options.child, options.stages)
+    rows, said, parts = [], [], {}
+    if options.rows and options.rows.exists():
+        rows, said, parts = json.loads(options.rows.read_text())
+    runs = {"launch": run_launch, "stages": partial(run_launch, stages=2), "ray": partial(run_ray, nodes=options.nodes)}
+    with tempfile.TemporaryDirectory() as folder, small_disk(f"{folder}/checkpoints") as has_disk:
+        Path(folder, "tmp").mkdir()
+        disturber = Disturber(options.engine, folder, options.seed, has_disk)
+        runs[options.engine](disturber, options.faults)
+        disturber.check_nothing_is_left()
+        worst, steps = check_losses(disturber)
+        load = os.getloadavg()[2]
+    rows += disturber.rows
+    parts.setdefault(options.engine, []).extend(disturber.parts)
+    difference = f"losses within {worst:.1e} of the undisturbed run's"
+    said.append(f"{options.engine}: {len(disturber.rows)} faults, {steps} steps, {difference}, load {load:.0f}")
+    if options.rows:
+        options.rows.write_text(json.dumps([rows, said, parts]))
+    header = ("engine", "fault", "while", "others end after", "trains again after", "CPU", "devices", "from step")
+    table("Kills", f"{__doc__}\n{'; '.join(said)}.", header, rows)
+    where = "Where does the time go from a fault to the first new step? Medians of `python benchmarks/kills.py`."
+    spent = [row for engine, own in parts.items() if own for row in parts_of(engine, own)]
+    table("Kills by parts", where, ("engine", "part", "clock", "CPU of process 0"), spent)
+    return None
 
 
 if __name__ == "__main__":

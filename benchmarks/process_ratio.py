@@ -1,7 +1,8 @@
 """How much longer does a step of a pipeline take in several processes than in one, on the same cores?
 
 A GPT of 2 or 4 equal stages on virtual CPU devices runs in one process, and with a process for each stage; both have as
-many cores as there are stages. `step` is the median of the steps, `ratio` that of several processes over that of one.
+many cores as there are stages. `step` is the median of the steps, `ratio` that of several processes over that of one;
+`CPU` is the processor time of a step, of all processes together, which other work on a shared machine disturbs less.
 In several processes arrays go by sockets or by Gloo, whatever is faster when they start.
 Asked: at most 1.15.
 
@@ -39,17 +40,20 @@ def child(stages: int, hidden: int, steps: int) -> None:
     batch = jax.tree.map(lambda kind: np.zeros(kind.shape, kind.dtype), model.batch)
     step.plan(model.state, batch)
     state = mw.create_state(model.init, jax.random.key(0), like=step)
-    times = []
-    for _ in range(steps):
+    times, warm = [], steps // 3
+    for number in range(steps):
         began = time.perf_counter()
+        if number == warm:
+            cpu = time.process_time()
         state, loss = step(state, batch)
         jax.block_until_ready([x for x in jax.tree.leaves((state, loss)) if x.addressable_shards])
         times.append(time.perf_counter() - began)
-    print("FOUND", statistics.median(times[steps // 3 :]), chosen().name, flush=True)
+    cpu = (time.process_time() - cpu) / (steps - warm)
+    print("FOUND", statistics.median(times[warm:]), cpu, chosen().name, flush=True)
 
 
-def step_s(stages: int, hidden: int, steps: int, processes: int) -> tuple[float, str]:
-    """The slowest process's median step, and how arrays went."""
+def step_s(stages: int, hidden: int, steps: int, processes: int) -> tuple[float, float, str]:
+    """The slowest process's median step, the processor time of a step of all of them, and how arrays went."""
     own = [__file__, "--child", str(stages), str(hidden), str(steps)]
     each = str(stages // processes)
     launch = ["-m", "meshwright", "launch", "--processes", str(processes), "--devices-per-process", each]
@@ -70,7 +74,7 @@ def step_s(stages: int, hidden: int, steps: int, processes: int) -> tuple[float,
     found = [line.split("FOUND ")[1].split() for line in text.splitlines() if "FOUND " in line]
     if done.returncode or len(found) != processes:
         raise SystemExit(f"{processes} processes ended with {done.returncode}:\n{text[-3000:]}")
-    return max(float(row[0]) for row in found), found[0][1]
+    return max(float(row[0]) for row in found), sum(float(row[1]) for row in found), found[0][2]
 
 
 def main() -> None:
@@ -88,12 +92,15 @@ def main() -> None:
     rows = []
     for stages in options.stages:
         for hidden in options.hidden:
-            (one_s, _), (more_s, way) = (step_s(stages, hidden, options.steps, n) for n in (1, stages))
-            figures = (f"{1e3 * one_s:.1f} ms", f"{1e3 * more_s:.1f} ms", f"{more_s / one_s:.2f}", way)
-            rows.append((stages, hidden, *figures))
+            found = [step_s(stages, hidden, options.steps, n) for n in (1, stages)]
+            figures = []
+            for one_s, more_s in zip(*(row[:2] for row in found), strict=True):  # of the clock, of the processor
+                figures += [f"{1e3 * one_s:.1f} ms", f"{1e3 * more_s:.1f} ms", f"{more_s / one_s:.2f}"]
+            rows.append((stages, hidden, *figures, found[1][2]))
             print(*rows[-1], flush=True)
     load = f"Load of the machine in the last 15 minutes: {os.getloadavg()[2]:.0f} on {os.cpu_count()} cores."
-    header = ("stages and processes", "hidden size", "step in one process", "in several", "ratio", "arrays go by")
+    columns = ("step in one process", "in several", "ratio", "CPU in one", "in several", "ratio", "arrays go by")
+    header = ("stages and processes", "hidden size", *columns)
     table("Process ratio", f"{(__doc__ or '').split(chr(10) * 2 + '    python')[0]}\n\n{load}", header, rows)
 
 

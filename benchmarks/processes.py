@@ -1,23 +1,36 @@
-"""How long after a fault in one of two processes do both leave, and in which words? Asked: 15 s, the cause named."""
+"""How long after a fault in one of two processes do both leave, and in which words? Asked: 15 s, the cause named.
 
+A process that is stopped is one after a heartbeat of 10 s, and one that is stuck is named after `deadline`, 2 s here,
+and ends the run after ten times as long; one that is slow is named, and the run goes on to its end.
+
+    python benchmarks/processes.py [--cases killed stopped stuck slow …]
+"""
+
+import argparse
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from report import table
+from report import kept, table
 
 FAULT_AT = 3  # batches that go well
+SLOW_STEPS, SLOW_S = 40, 0.2
+DEADLINES = {"stuck": 2.0}
 CASES = {
     "none": "none: both come to their end",
     "killed": "process 1 is killed (SIGKILL)",
     "first": "process 0 is killed (SIGKILL)",
+    "stopped": "process 1 is stopped (SIGSTOP)",
+    "stuck": "process 1's loader waits for ever (deadline=2)",
+    "slow": "process 1 takes 0.2 s between steps",
     "error": "process 1's own code raises",
     "exit": "process 1 calls sys.exit",
     "loader": "process 1's loader raises",
@@ -29,9 +42,17 @@ CASES = {
 
 
 def main() -> None:
-    rows = [(CASES[case], *_run(case)) for case in CASES]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        case, port, process = options.child
+        return _child(case, port, int(process))
+    rows = kept("Processes") | {CASES[case]: [CASES[case], *_run(case)] for case in options.cases}
     header = ("fault", "process 0 leaves after", "process 1 leaves after", "its last line", "C++ lines before")
-    table("Processes", __doc__ or "", header, rows)
+    table("Processes", __doc__ or "", header, [rows[name] for name in CASES.values() if name in rows])
+    return None
 
 
 def _run(case: str) -> tuple[str, str, str, str]:
@@ -40,7 +61,7 @@ def _run(case: str) -> tuple[str, str, str, str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "MESHWRIGHT_MEASURE": "never"}
-    command = [sys.executable, __file__, case, str(port)]
+    command = [sys.executable, __file__, "--child", case, str(port)]
     children = {
         process: subprocess.Popen(
             [*command, str(process)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -50,6 +71,8 @@ def _run(case: str) -> tuple[str, str, str, str]:
     ends: dict[int, float] = {}
     while len(ends) < len(children):
         ends |= {p: time.time() for p, child in children.items() if p not in ends and child.poll() is not None}
+        if case == "stopped" and 0 in ends:  # a launcher kills it now
+            children[1].kill()
         time.sleep(0.02)
     said = {process: child.communicate() for process, child in children.items()}
     told = [line.split() for out, _ in said.values() for line in out.splitlines()]
@@ -80,7 +103,10 @@ def _child(case: str, port: str, process: int) -> None:
             if i == FAULT_AT and fault(1, "fewer"):
                 return
             rows = 3 if i == FAULT_AT and fault(1, "part") else 4
+            if i == FAULT_AT and fault(1, "stuck"):
+                threading.Event().wait()
             yield np.ones((rows, 8), np.float32)
+        yield from [np.ones((4, 8), np.float32)] * (SLOW_STEPS if case == "slow" else 0)
 
     def train_step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
@@ -88,24 +114,25 @@ def _child(case: str, port: str, process: int) -> None:
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     fault(0, "absent")
-    mw.initialize(f"127.0.0.1:{port}", 2, process, timeout=5 if case == "absent" else 300)
+    mw.initialize(f"127.0.0.1:{port}", 2, process, timeout=5 if case == "absent" else 300, deadline=DEADLINES.get(case))
     step = mw.parallelize(train_step, cluster="2x1 cpu", method=mw.DataParallel())
     w = np.ones((8, 8), np.float32)
     for i, x in enumerate(mw.batches(loader(), step)):
         if i == FAULT_AT:
             if fault(1, "killed") or fault(0, "first"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if fault(1, "stopped"):
+                os.kill(os.getpid(), signal.SIGSTOP)
             if fault(1, "error"):
                 raise KeyError("no such metric")
             if fault(1, "exit"):
                 sys.exit(3)
         w, loss = step(w, np.ones((4, 8), np.float32) if i == FAULT_AT and fault(1, "types") else x)
         float(loss)
-    fault(0, "none")
+        if case == "slow" and process == 1:
+            time.sleep(SLOW_S)
+    fault(0, "none", "slow")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
-        _child(sys.argv[1], sys.argv[2], int(sys.argv[3]))
-    else:
-        main()
+    main()

@@ -128,8 +128,19 @@ def _start(virtual_devices: int, timeout: float, heartbeat: float) -> None:
             os.environ[RESERVED] = str(port)
         storage = context.get_storage()
         if storage.storage_filesystem.type_name == "local":  # buckets keep checkpoints alone
-            os.environ.setdefault(PLANS, f"{storage.experiment_fs_path}/plans")
+            _keep(storage.experiment_fs_path)
         initialize(address, count, rank, timeout=timeout, heartbeat=heartbeat, cluster_detection_method="deactivate")
+
+
+def _keep(folder: str) -> None:
+    """Has workers that are started again take the plans and programs of those before them."""
+    import jax
+
+    os.environ.setdefault(PLANS, f"{folder}/plans")
+    cache = "jax_compilation_cache_dir"
+    if not getattr(jax.config, cache):  # the user's own choice stays
+        jax.config.update(cache, f"{folder}/programs")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _end() -> None:
