@@ -295,7 +295,7 @@ class _PartWalk:
             entry = self._read(op, 0)
         target = None if plan is None else plan.results[0]
         if plan is not None and not isinstance(entry[1], Waiting) and target is not None:
-            entry = (self.evaluator._to(entry, target), target, plan.phase)
+            entry = (self.evaluator.to(entry, target), target, plan.phase)
         self.entries[op.outputs[0]] = entry
 
     def _stack(self, op: Op, position: int) -> Entry:

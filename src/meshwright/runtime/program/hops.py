@@ -30,6 +30,3 @@ class Hops:
             found.append((hop.kind, before, after))
             before = after
         return found
-
-    def _code(self, spec: Spec) -> int:
-        return self._axes.code(tuple(tuple(self._mesh.names.index(name) for name in dim) for dim in spec))
