@@ -186,12 +186,11 @@ class Whole:
     """Runs an operation that does not depend on the part."""
 
     def __init__(self, unit: Operation):
-        self.unit: Operation | None = unit
+        self.unit = unit
         self.ins: list[Key] = [(v, None) for v in unit.inputs]
         self.outs: list[Key] = [(v, None) for v in unit.outputs]
 
     def __call__(self, env: Env, index: Any) -> None:
-        assert self.unit is not None
         made = self.unit.run([env[key] for key in self.ins])
         env.update(zip(self.outs, made, strict=True))
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from meshwright import jax_compat
 from meshwright.program.as_jaxpr import as_jaxpr
+from meshwright.program.parts import inlined, part_of
 from meshwright.program.program import SCAN, Operation, Program
 from meshwright.runtime.recomputation.inlining import without_checkpoints
 from meshwright.runtime.recomputation.layers import Layers, is_heavy, one_layer
 from meshwright.runtime.recomputation.policies import Retained
-from meshwright.runtime.recomputation.regions import host_copy, inlined, part_of, recomputation, replaced, slice_to
+from meshwright.runtime.recomputation.regions import host_copy, recomputation, replaced, slice_to
 
 #: Says what a region keeps, given its layers and, of a loop's trip, its inputs that are activations and its length.
 Keep = Callable[..., Retained]

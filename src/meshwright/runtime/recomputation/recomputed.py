@@ -13,12 +13,13 @@ from meshwright import jax_compat
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES
 from meshwright.graph.tracing.call import Call
 from meshwright.program.as_jaxpr import as_jaxpr
+from meshwright.program.parts import inlined
 from meshwright.program.program import SCAN, Operation, Program
 from meshwright.runtime.recomputation.inlining import without_checkpoints
 from meshwright.runtime.recomputation.layers import OUTSIDE, Layers, is_heavy, layers_of, phases_of
 from meshwright.runtime.recomputation.loops import Keep, loop_pairs, recompute_trips
 from meshwright.runtime.recomputation.policies import LEVELS, NONE, Deciding, Retained, all_kept
-from meshwright.runtime.recomputation.regions import inlined, replaced
+from meshwright.runtime.recomputation.regions import replaced
 from meshwright.runtime.recomputation.unrolled import recompute_layers
 
 

@@ -1,40 +1,11 @@
-"""Parts of a program as programs, and the operations that run them: what a checkpoint computes, what a loop repeats."""
+"""What a backward pass computes again as an operation of its own: which operations that takes, and what runs them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 from meshwright import jax_compat
 from meshwright.program.as_jaxpr import as_jaxpr
+from meshwright.program.parts import part_of
 from meshwright.program.program import UNPLANNED, Operation, Program
-
-
-def part_of(
-    program: Program, inputs: Sequence[int], operations: Iterable[Operation], outputs: Sequence[int]
-) -> Program:
-    """A program of some operations, whose values are numbered anew.
-
-    Args:
-        program: The program that they are of.
-        inputs: The values that it is given, in order.
-        operations: The operations, in order; those on which no result depends are left out.
-        outputs: The values that it returns.
-    """
-    part = Program([program.types[value] for value in inputs], range(len(inputs)))
-    numbers = dict(zip(inputs, part.inputs, strict=True))
-
-    def number(value: int) -> int:
-        if value not in numbers:
-            numbers[value] = part.add_constant(program.constants[value], program.types[value])
-        return numbers[value]
-
-    for operation in operations:
-        read = tuple(map(number, operation.inputs))
-        numbers.update((value, part.add_value(program.types[value])) for value in operation.outputs)
-        part.operations.append(operation._replace(inputs=read, outputs=tuple(map(number, operation.outputs))))
-    part.outputs.extend(map(number, outputs))
-    live = part.live
-    part.operations[:] = [operation for place, operation in enumerate(part.operations) if place in live]
-    return part
 
 
 def slice_to(
@@ -96,37 +67,6 @@ def host_copy(program: Program, value: int, after: Operation) -> tuple[Operation
         Operation(UNPLANNED, to, (value,), (copy,), after.calls),
         Operation(UNPLANNED, back, (copy,), (value,), after.calls),
     )
-
-
-def inlined(
-    program: Program, closed: Any, inputs: Sequence[int], outputs: Sequence[int]
-) -> tuple[list[Operation], dict[int, int]]:
-    """The operations of a jaxpr, on values of a program.
-
-    Args:
-        program: The program, which gets new values.
-        closed: The jaxpr.
-        inputs: The values that it is given.
-        outputs: The numbers that its results get.
-
-    Returns:
-        The operations; and for results that are another result, or a value that it is given, what they are.
-    """
-    part = Program.of(closed, UNPLANNED)
-    numbers = dict(zip(part.inputs, inputs, strict=True))
-    for number, value in part.constants.items():
-        numbers[number] = program.add_constant(value, part.types[number])
-    wanted: dict[int, int] = {}
-    for value, number in zip(part.outputs, outputs, strict=True):
-        wanted.setdefault(value, number)
-    operations = []
-    for operation in part.operations:
-        for value in operation.outputs:
-            numbers[value] = wanted[value] if value in wanted else program.add_value(part.types[value])
-        read, made = (tuple(numbers[v] for v in side) for side in (operation.inputs, operation.outputs))
-        operations.append(operation._replace(inputs=read, outputs=made))
-    same = {number: numbers[value] for value, number in zip(part.outputs, outputs, strict=True)}
-    return operations, {number: value for number, value in same.items() if number != value}
 
 
 def replaced(operation: Operation, values: Mapping[int, int]) -> Operation:

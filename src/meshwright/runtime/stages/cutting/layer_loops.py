@@ -25,7 +25,8 @@ from jax import lax
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
-from meshwright.program.program import COND, SCAN, UNPLANNED, Operation, Program
+from meshwright.program.parts import inlined
+from meshwright.program.program import COND, SCAN, Operation, Program
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import (
     COMBINE,
@@ -182,6 +183,7 @@ class _Splitting:
     def __init__(self, program: Program, assignment: Assignment, sums: Mapping[int, Collection[int]]):
         self.program, self.assignment, self.sums = program, assignment, sums
         self.units: list[tuple[int, int]] = []
+        self._known: dict[tuple[int, int], Any] = {}  # what operations were traced to, by id and size of the part
         stacked = assignment.stacked
         self.leaves = [(i, k) for i in program.inputs for k in (range(len(stacked[i])) if i in stacked else (-1,))]
         types = [
@@ -236,33 +238,25 @@ class _Splitting:
         self.split.operations.append(operation)
         self.units.append((number, virtual))
 
-    def _add(
-        self,
-        number: int,
-        virtual: int,
-        function: Callable[..., Any],
-        operands: Sequence[int],
-        original: Operation | None = None,
-    ) -> list[int]:
-        """Adds what a function computes of some values, for an operation and a virtual stage, and returns its results.
+    def _add(self, number: int, virtual: int, function: Callable[..., Any], operands: Sequence[int]) -> list[int]:
+        """Adds what a function computes of some values, for an operation and a virtual stage; its results."""
+        return self._inlined(number, virtual, self._traced(function, operands), operands)
 
-        Of what the original is traced to, the operation itself has the ids of the original.
-        """
+    def _traced(self, function: Callable[..., Any], operands: Sequence[int]) -> Any:
         types = [self.split.types[v] for v in operands]
-        closed = jax.make_jaxpr(function)(
-            *(jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in types)
-        )
-        traced = Program.of(closed, UNPLANNED)
-        values = {v: self.split.add_constant(x, traced.types[v]) for v, x in traced.constants.items()}
-        values.update(zip(traced.inputs, operands, strict=True))
-        for one in traced.operations:
-            outputs = [self.split.add_value(traced.types[v]) for v in one.outputs]
-            values.update(zip(one.outputs, outputs, strict=True))
+        return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in types))
+
+    def _inlined(
+        self, number: int, virtual: int, closed: Any, operands: Sequence[int], original: Operation | None = None
+    ) -> list[int]:
+        """Adds what was traced. If that was an operation, it has the ids of this one."""
+        results = [self.split.add_value(aval) for aval in closed.out_avals]
+        operations, same = inlined(self.split, closed, operands, results)
+        for one in operations:
             if original is not None and one.name == original.name:
                 one = one._replace(id=original.id, num_ids=original.num_ids, regions=original.regions)
-            one = one._replace(inputs=tuple(values[v] for v in one.inputs), outputs=tuple(outputs))
             self._append(number, virtual, one)
-        return [values[v] for v in traced.outputs]
+        return [same.get(v, v) for v in results]
 
     def _choice(self, number: int, unit: Operation, ins: Sequence[Value]) -> list[Value]:
         """The results of a conditional: all branches are evaluated, and their results selected."""
@@ -302,12 +296,12 @@ class _Splitting:
         if cuts or any(not isinstance(s, int) and s not in COMBINE for s in form.results):
             return None
         made: list[list[int]] = []
-        for k, (virtual, _, _) in enumerate(parts):
+        for k, part in enumerate(parts):
             operands = [
                 x.values[k] if isinstance(x, Pieces) else x if dim is None else self._rows(number, x, dim, parts, k)
                 for x, dim in zip(ins, form.operands, strict=True)
             ]
-            made.append(self._bound(number, virtual, unit, shrunk(unit, form, shares[k]), operands))
+            made.append(self._bound(number, part, unit, shrunk(unit, form, shares[k]), operands))
         found: list[Value] = []
         for status, values in zip(form.results, zip(*made, strict=True), strict=True):
             if isinstance(status, int):
@@ -318,11 +312,15 @@ class _Splitting:
         return found
 
     def _bound(
-        self, number: int, virtual: int, unit: Operation, params: dict[str, Any], operands: Sequence[int]
+        self, number: int, part: tuple[int, int, int], unit: Operation, params: dict[str, Any], operands: Sequence[int]
     ) -> list[int]:
-        """The results of an operation with other parameters."""
-        equation = unit.equation.replace(params=params)
-        return self._add(number, virtual, lambda *xs: jax_compat.bind(equation, xs, unit.stack), operands, unit)
+        """The results of an operation on one part, with other parameters; parts of equal size are traced once."""
+        virtual, begin, end = part
+        key = unit.id, end - begin
+        if key not in self._known:
+            equation = unit.equation.replace(params=params)
+            self._known[key] = self._traced(lambda *xs: jax_compat.bind(equation, xs, unit.stack), operands)
+        return self._inlined(number, virtual, self._known[key], operands, unit)
 
     def _pieces(self, x: Value, parts: Parts, number: int) -> Pieces:
         """A value in pieces along its first dim, for a unit."""
@@ -361,7 +359,8 @@ class _Splitting:
             for i in sums:
                 (carry[i],) = self._add(number, virtual, lambda x: [jnp.zeros_like(x)], [carry[i]])
             operands = [*consts, *carry, *(s.values[k] for s in stacks)]
-            outs = self._bound(number, virtual, unit, jax_compat.scan_length(unit.equation, end - begin), operands)
+            params = jax_compat.scan_length(unit.equation, end - begin)
+            outs = self._bound(number, parts[k], unit, params, operands)
             carry, made[k] = outs[:num_carry], outs[num_carry:]
             for i, some in sums.items():
                 some.append(carry[i])

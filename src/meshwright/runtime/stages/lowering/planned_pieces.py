@@ -16,10 +16,11 @@ from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage
 from meshwright.plans.tensor import Spec
 from meshwright.program.matching import with_ids_of
+from meshwright.program.parts import part_of
 from meshwright.program.program import UNPLANNED, Operation, Program
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
-from meshwright.runtime.microbatches.part_program import Env, Instruction, Key
+from meshwright.runtime.microbatches.part_program import Env, Instruction, Key, Whole
 from meshwright.runtime.program.backend import OnDevices
 from meshwright.runtime.program.contributions import Waiting
 from meshwright.runtime.program.evaluate import Entry, Evaluator
@@ -160,28 +161,38 @@ class PlannedPieces:
         index: Any,
         sums: Collection[Key],
     ) -> None:
+        read = [key for key in dict.fromkeys(piece.ins) if key[0] not in self.step.program.constants]
+        values, given = [value for value, _ in piece.outs], [entries[key] for key in read]
+        if isinstance(piece, Whole):  # it runs as it is, with the plan's ids
+            program = part_of(self.step.program, [value for value, _ in read], [piece.unit], values)
+            is_planned = True
+        else:
+            given = [(index, None, "forward"), *given]
+            traced = self._traced(piece, read, given)
+            matched = None if piece.unit is None else self._planned(piece.unit, traced, values)
+            program, is_planned = matched or traced, matched is not None
+        ends: list[tuple[int, int]] = []
+        if is_planned:
+            made = zip(program.outputs, piece.outs, strict=True)
+            ends = [(_maker(program, output), key[0]) for output, key in made if key in sums]
+        else:
+            given = [evaluator.settled(entry) for entry in given]
+        evaluator.deferred = [number for number, value in ends if self._defers(self.ops.get(number), value)]
+        outs = evaluator.region(program, given)
+        entries.update(zip(piece.outs, outs, strict=True))
+
+    def _traced(self, piece: Instruction, read: Sequence[Key], given: Sequence[Entry]) -> Program:
+        """What a piece does for a part of the batch, given the number of the part and the values that it reads."""
         constants = self.step.program.constants
         known = {key: constants[key[0]] for key in piece.ins if key[0] in constants}
-        read = [key for key in dict.fromkeys(piece.ins) if key not in known]
 
         def run(index: Any, *values: Any) -> list[Any]:
             env = known | dict(zip(read, values, strict=True))
             piece(env, index)
             return [env[key] for key in piece.outs]
 
-        given: list[Entry] = [(index, None, "forward"), *(entries[key] for key in read)]
         types = [self.type_of(key, entry) for key, entry in zip(read, given[1:], strict=True)]
-        closed = jax.make_jaxpr(run)(jax_compat.abstract(index), *types)
-        traced, evaluator.deferred = Program.of(closed, UNPLANNED), ()
-        program = None if piece.unit is None else self._planned(piece.unit, traced, [value for value, _ in piece.outs])
-        if program is not None:
-            made = zip(program.outputs, piece.outs, strict=True)
-            ends = [(_maker(program, output), key[0]) for output, key in made if key in sums]
-            evaluator.deferred = [number for number, value in ends if self._defers(self.ops.get(number), value)]
-        else:
-            program, given = traced, [evaluator.settled(entry) for entry in given]
-        outs = evaluator.region(program, given)
-        entries.update(zip(piece.outs, outs, strict=True))
+        return Program.of(jax.make_jaxpr(run)(jax_compat.abstract(given[0][0]), *types), UNPLANNED)
 
     def _planned(self, unit: Operation, traced: Program, values: Sequence[int]) -> Program | None:
         """What was traced of an operation, with the ids of the plan; None if it is not what was planned."""
