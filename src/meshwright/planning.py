@@ -16,7 +16,8 @@ from meshwright.pipeline.planner import plan_stages, plan_stages_again
 from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.plan_files.known_plans import PlanKey, plan_key
 from meshwright.planner.budget import Budget
-from meshwright.planner.methods import Auto, Method, find_method
+from meshwright.planner.method_names import find_method
+from meshwright.planner.methods import Auto, Method
 from meshwright.planner.planner import Progress, program_task
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.user_shardings import names_axes, refuse_stages

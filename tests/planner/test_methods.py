@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import meshwright as mw
 from meshwright.cli.options import METHOD_NAMES
 from meshwright.graph import trace
-from meshwright.planner.methods import find_method, find_methods
+from meshwright.planner.method_names import find_method, find_methods
 from meshwright.step_search.ranking import NEARLY
 from tests.planner.examples import mesh, mlp_step, solve_on, traced_zoo
 

@@ -16,7 +16,7 @@ def find_comparison(request: plan.Request, methods: str, steps: int, stages: Sta
     """Compares the methods, and runs them if steps are requested."""
     if steps < 0:
         raise CommandError(f"--steps is {steps}; give how many steps to time, 0 to price the methods only")
-    from meshwright.planner.methods import find_methods
+    from meshwright.planner.method_names import find_methods
 
     try:
         chosen = find_methods(methods)

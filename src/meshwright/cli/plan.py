@@ -185,7 +185,7 @@ def _kind(value: Any) -> str:
 
 def method_of(request: Request) -> "Method":
     """The method of a name of `--method`, with the options that all methods have."""
-    from meshwright.planner.methods import find_method
+    from meshwright.planner.method_names import find_method
 
     try:
         return with_options(find_method(request.method), request)

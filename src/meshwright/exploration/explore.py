@@ -9,7 +9,8 @@ from meshwright.exploration.exploration import OBJECTIVES, Exploration
 from meshwright.exploration.offer import Offer
 from meshwright.exploration.rental_prices import cluster_price
 from meshwright.hardware import Cluster
-from meshwright.planner.methods import Auto, Method, find_method
+from meshwright.planner.method_names import find_method
+from meshwright.planner.methods import Auto, Method
 from meshwright.planning import plan
 from meshwright.profiler import cluster as find_cluster
 

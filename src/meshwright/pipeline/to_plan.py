@@ -19,8 +19,9 @@ from meshwright.pipeline.search.device_line import place
 from meshwright.pipeline.search.result import FoundPipeline, FoundStage
 from meshwright.pipeline.search.search import PipelineSearch
 from meshwright.planner.grouping.roles import find_roles
+from meshwright.planner.kernel_remarks import kernel_remarks, unsplittable
 from meshwright.planner.methods import Method
-from meshwright.planner.planner import kernel_remarks, provenance, unsplittable
+from meshwright.planner.planner import provenance
 from meshwright.plans.plan import Cost, Memory, PlanData, SolutionSummary
 from meshwright.plans.stage import Stage, StageTime, Submesh
 from meshwright.plans.tensor import KEPT, Spec, Tensor

@@ -16,7 +16,8 @@ from meshwright import jax_devices
 from meshwright.errors import DoesNotFit, TrainingError
 from meshwright.facade import Plan
 from meshwright.pipeline.search.equal_stages import ThreeD
-from meshwright.planner.methods import Auto, Method, find_method
+from meshwright.planner.method_names import find_method
+from meshwright.planner.methods import Auto, Method
 from meshwright.runtime.processes.preemption import preempted
 from meshwright.scratch import scratch_folder
 from meshwright.trainer.export import check_export, export

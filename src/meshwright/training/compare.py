@@ -14,7 +14,8 @@ from meshwright.errors import ClusterError, DoesNotFit, ShardingError
 from meshwright.facade import Plan
 from meshwright.hardware import Cluster, Mesh
 from meshwright.parallelism.subject.subject import Subjects
-from meshwright.planner.methods import AUTO, METHOD_NAMES, Method, find_methods
+from meshwright.planner.method_names import METHOD_NAMES, find_methods
+from meshwright.planner.methods import AUTO, Method
 from meshwright.runtime.checking.compiled import collectives_of, text_of
 from meshwright.runtime.checking.verify_stages import verify_program
 from meshwright.runtime.placement import argument_shardings
