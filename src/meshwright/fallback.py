@@ -1,6 +1,6 @@
 """Models that a plan can do without: where one fails unexpectedly, the plan is valid all the same, and says so.
 
-There are three. Without the model of XLA's fusion (`graph/xla_gpu`), every value counts as stored, so that no plan uses
+There are three. Without the model of XLA's fusion (`cost/xla_gpu`), every value counts as stored, so that no plan uses
 more memory than predicted. Without the lower bound, the plan is the same and the gap to the best plan is not known.
 Without a built-in rule (`rules/registry.py`), every device runs the operation whole, and `plan.unsplittable` names it.
 Any other failure is an error. Where `MESHWRIGHT_STRICT` is set, as in our tests and benchmarks, these are errors, too.

@@ -23,7 +23,8 @@ from meshwright.hardware.load import is_local
 from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.plan_files import PLANS
 from meshwright.plan_files.known_plans import known_or_made, of_call
-from meshwright.planner.methods import AUTO, Auto, Method, find_method
+from meshwright.planner.method_names import find_method
+from meshwright.planner.methods import AUTO, Auto, Method
 from meshwright.planning import key_of, plan_traced
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
@@ -274,7 +275,7 @@ class Parallelized:
         traced = self._donating(trace(bound.function, *bound.values, cluster=self.settings.planned_for), bound)
         with progress() as say:
             say(f"cutting {self.__name__} into stages")
-            program = PipelineProgram(plan, traced, self._batch(traced))
+            program = PipelineProgram(plan, traced, self._batch())
             program.compile(say)
         return program
 
@@ -323,16 +324,16 @@ class Parallelized:
 
     def _plan_anew(self, traced: Traced, last: PlanData | None = None) -> Plan:
         settings, method = self.settings, self.settings.method
-        plan = plan_traced(traced, settings.cluster, settings.mesh, method, self._batch(traced), last=last)
-        if plan.stages and isinstance(method, Auto) and (reason := why_not_cut(plan, traced, self._batch(traced))):
+        plan = plan_traced(traced, settings.cluster, settings.mesh, method, self._batch(), last=last)
+        if plan.stages and isinstance(method, Auto) and (reason := why_not_cut(plan, traced, self._batch())):
             whole = Auto(memory_fraction=method.memory_fraction, seconds=method.seconds, pipeline=False)
-            plan = plan_traced(traced, settings.cluster, settings.mesh, whole, self._batch(traced))
+            plan = plan_traced(traced, settings.cluster, settings.mesh, whole, self._batch())
             remark = f"The step runs as one program, although a pipeline would be quicker: {reason}."
             log.warning("%s: %s", self.__name__, remark)
             return replace(plan, remarks=(remark, *plan.remarks))
         return plan
 
-    def _batch(self, traced: Traced) -> list[int]:
+    def _batch(self) -> list[int]:
         """Positions of the batch among the arguments that are not static."""
         static, batch = self.settings.static_argnums, self.settings.batch_argnums
         return [number - sum(n < number for n in static) for number in batch]

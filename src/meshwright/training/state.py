@@ -207,7 +207,7 @@ class Follower(Parallelized):
         method = Auto(
             fix=fix, memory_fraction=settings_method.memory_fraction, microbatches=settings_method.microbatches
         )
-        return plan_traced(traced, None, plan.mesh, method, self._batch(traced))
+        return plan_traced(traced, None, plan.mesh, method, self._batch())
 
 
 def _spec_at(plan: Plan, path: str, shape: tuple[int, ...]) -> Spec | None:

@@ -134,7 +134,7 @@ def _predicted(known: Replay) -> Replay:
         predicted_step_s=simulation.step_s,
         predicted_peak_gib=simulation.peak_bytes / _GIB,
         fits=simulation.fits,
-        causes=tuple(_causes(known.row, recipe, simulation)),
+        causes=tuple(_causes(recipe, simulation)),
     )
 
 
@@ -142,7 +142,7 @@ def _error(predicted: float | None, published: float | None) -> float | None:
     return predicted / published - 1 if predicted and published else None
 
 
-def _causes(row: Row, recipe: Recipe, simulation: Simulation) -> Iterator[str]:
+def _causes(recipe: Recipe, simulation: Simulation) -> Iterator[str]:
     """The known causes that make a row hard to predict."""
     if recipe.stack.remark:
         yield recipe.stack.remark

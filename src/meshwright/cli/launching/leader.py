@@ -126,7 +126,7 @@ class Leader:
         while not self._is_over:
             with suppress(Empty):
                 self._heed(*self._events.get(timeout=_TICK_S))
-            self._look()
+            self._advance()
 
     def _heed(self, host: Host, message: Any) -> None:
         if message is None or "left" in message:
@@ -153,8 +153,8 @@ class Leader:
         for host in self._round.shares:
             send(host.connection, {"end": self._round.number, "gently": gently})
 
-    def _look(self) -> None:
-        """Does what there is to do by now."""
+    def _advance(self) -> None:
+        """Begins, ends or waits for a round, as the hosts that are here and the time allow."""
         if not self._hosts or not self._hosts[0].leads:
             return  # its own connection comes
         places = min(self._most, sum(host.places for host in self._hosts))

@@ -99,7 +99,7 @@ class Explainer:
         matching = tuple(self._alternative(tensor, value, node, p, p.code in allowed, tied) for p in priced)
         if self.effects is not None:  # a cheap alternative in the stage may be expensive in the step
             matching = tuple(sorted(matching, key=lambda a: (a.cost, a.at_least)))
-        forced_by, reason = self._reason(tensor, node, chosen, matching)
+        forced_by, reason = self._reason(node, chosen, matching)
         return self._explanation(tensor, tied, matching, forced_by, reason, left)
 
     def _subject(self, tensor: "Tensor") -> tuple[int, int]:
@@ -187,7 +187,7 @@ class Explainer:
         codes = [int(e.needed[choice[e.reader]]) for e in readers]
         return any(int(problem.axes.unpack(code)[number]) >= 0 for code in codes)
 
-    def _reason(self, tensor: "Tensor", node: int, chosen: int, found: tuple[Alternative, ...]) -> tuple[str, str]:
+    def _reason(self, node: int, chosen: int, found: tuple[Alternative, ...]) -> tuple[str, str]:
         plan, subject = self.plan, self.record.problem.nodes[node]
         if not found:
             return "shape", "no axis divides any of its dims, so it has no other sharding."

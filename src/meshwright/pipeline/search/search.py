@@ -172,7 +172,7 @@ class PipelineSearch:
         if whole / num_stages >= self.best_s:
             return
         for schedule, interleave in self._schedules(num_stages, num_microbatches):
-            self._recipe(options, num_stages, rows, Pipeline(schedule, num_microbatches, interleave, checkpoint))
+            self._recipe(options, num_stages, Pipeline(schedule, num_microbatches, interleave, checkpoint))
 
     def one_recipe(self, recipe: ThreeD) -> None:
         """Prices one recipe.
@@ -189,9 +189,9 @@ class PipelineSearch:
             )
         num_microbatches = self.catalogue.rows.batch // rows
         pipeline = Pipeline(recipe.schedule, num_microbatches, recipe.interleave, recipe.checkpoint)
-        self._recipe(options, recipe.pipeline, rows, pipeline)
+        self._recipe(options, recipe.pipeline, pipeline)
 
-    def _recipe(self, options: Options, num_stages: int, rows: int, pipeline: Pipeline) -> None:
+    def _recipe(self, options: Options, num_stages: int, pipeline: Pipeline) -> None:
         """Prices a pipeline of equal stages, and keeps it if it is the best."""
         self.tried += 1
         devices = options.options[0].mesh.num_devices

@@ -80,8 +80,8 @@ class _Member:
     def _is_complete(self) -> bool:
         return self._ready == self._expected
 
-    def _look(self, above: socket.socket | None = None) -> Mapping[str, Any]:
-        """Does what comes next; returns a message from above."""
+    def _next_message(self, above: socket.socket | None = None) -> Mapping[str, Any]:
+        """Answers whoever writes first; returns a message from above."""
         with selectors.DefaultSelector() as selector:
             for child, connection in self._children.items():
                 selector.register(connection, selectors.EVENT_READ, child)
@@ -186,7 +186,7 @@ class _First(_Member):
 
     def meet(self) -> dict[int, socket.socket]:
         while not self._is_complete():
-            self._look()
+            self._next_message()
         self._go()
         return self._children
 
@@ -277,7 +277,7 @@ class _Other(_Member):
             if self._is_complete() and not is_told:
                 send(self._above, {"ready": True})
             is_told = self._is_complete()
-            message = self._look(self._above)
+            message = self._next_message(self._above)
             if "go" in message:
                 self._go()
                 return {parent(self._process): self._above, **self._children}

@@ -127,11 +127,11 @@ class _Relay:
             self._handle.cached_tokens = handle.cached_tokens
             self._handle.give(token)
         elif handle.finish_reason == "length":
-            self._go_on()
+            self._hand_over()
         else:
             self._handle.end(handle.finish_reason or "error", handle.error)
 
-    def _go_on(self) -> None:
+    def _hand_over(self) -> None:
         """Hands the request to where answers are computed."""
         assert self._parcel is not None and self._first is not None
         prompt = [*self._prompt, self._first.id]

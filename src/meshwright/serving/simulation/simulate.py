@@ -82,9 +82,9 @@ class Simulation:
             self._first_s.setdefault(number, math.inf)
             return
         if replica.devices not in self._computing:
-            self._go_on(replica.devices, now_s)
+            self._begin_step(replica.devices, now_s)
 
-    def _go_on(self, devices: int, now_s: float) -> None:
+    def _begin_step(self, devices: int, now_s: float) -> None:
         """Begins the next step on some devices: of the replica there whose last step is the longest ago."""
         sharing = self._sharing[devices]
         for _ in range(len(sharing)):
@@ -107,7 +107,7 @@ class Simulation:
             if following is not None:
                 self._at(now_s, partial(self._come, following))
         self._computing.discard(replica.devices)
-        self._go_on(replica.devices, now_s)
+        self._begin_step(replica.devices, now_s)
 
     def _first_token(self, request: Request, now_s: float) -> None:
         self._first_s.setdefault(int(request.id), now_s)

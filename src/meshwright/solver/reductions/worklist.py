@@ -16,7 +16,7 @@ def drain(work, growth, most_work, steps):
         work.used[QUEUED] -= 1
         work.queued[u] = 0
         if work.alive[u]:
-            _look(work, u, growth, most_work)
+            _reduce_node(work, u, growth, most_work)
             if work.used[STATUS] == FULL:
                 push(work, u)
 
@@ -34,7 +34,7 @@ def settle_fresh(work):
 
 
 @kernel
-def _look(work, u, growth, most_work):
+def _reduce_node(work, u, growth, most_work):
     """One node: settle its edges, drop dominated states, then remove it if a rule allows."""
     h = work.head[u]
     while h >= 0:
