@@ -1,26 +1,51 @@
 """Evaluates loops and conditionals as a plan says: JAX's own, whose bodies the evaluator evaluates."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import ContextDecorator
+from typing import Any, Protocol
 
 import jax
 from jax import lax
 
 from meshwright.plans.plan import OpPlan
-from meshwright.program.program import Operation
-from meshwright.runtime.program.virtual_values import Known
+from meshwright.plans.tensor import Spec
+from meshwright.program.program import Operation, Program
+from meshwright.runtime.program.contributions import Contributions, Waiting
+from meshwright.runtime.program.virtual_values import Known, Virtual
 
-if TYPE_CHECKING:
-    from meshwright.runtime.program.evaluate import Entry, Evaluator
+# A value, the sharding it is known to have, the phase that made it.
+Entry = tuple[Any, Spec | Waiting | None, str]
+
+
+class Around(Protocol):
+    """What evaluates the bodies: `Evaluator`, whose methods say what these do."""
+
+    ops: dict[int, OpPlan]
+
+    @property
+    def contributions(self) -> Contributions: ...
+    @property
+    def virtual(self) -> Virtual: ...
+    def region(self, region: Program, entries: Sequence[Entry]) -> list[Entry]: ...
+    def settled(self, entry: Entry) -> Known: ...
+    def plain(self, entry: Entry) -> jax.Array: ...
+    def unsplit(self, entry: Entry) -> jax.Array: ...
+    def bring(self, entry: Entry, op: OpPlan | None, position: int) -> jax.Array: ...
+    def to(self, entry: Entry, target: Spec | None) -> jax.Array: ...
+    def give(self, values: Sequence[Any], op: OpPlan) -> list[Entry]: ...
+    def give_each(self, values: Sequence[Any], ops: Sequence[OpPlan | None], phases: Sequence[str]) -> list[Entry]: ...
+    def constrain(self, value: Any, spec: Spec | None) -> jax.Array: ...
+    def inside(self) -> ContextDecorator: ...
+    def begin_trip(self, shared: Sequence[Known], varying: Any) -> None: ...
 
 
 class ControlFlow:
     """The loops and conditionals of one evaluation."""
 
-    def __init__(self, evaluator: "Evaluator"):
+    def __init__(self, evaluator: Around):
         self.evaluator = evaluator
 
-    def scan(self, operation: Operation, ins: "list[Entry]") -> "list[Entry]":
+    def scan(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
         """The results of a loop over slices, given its operands."""
         params, (body,) = operation.equation.params, operation.regions
         num_consts, num_carry = operation.num_consts, operation.num_carry
@@ -48,7 +73,7 @@ class ControlFlow:
         ys = [stacked(y, op) if op and op.waits else y for y, op in zip(ys, stack_ops, strict=True)]
         return [*outs, *self.evaluator.give_each(ys, stack_ops, [_phase(op) for op in stack_ops])]
 
-    def while_loop(self, operation: Operation, ins: "list[Entry]") -> "list[Entry]":
+    def while_loop(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
         """The results of a loop without a known length, given its operands."""
         params, (condition, body) = operation.equation.params, operation.regions
         num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
@@ -72,7 +97,7 @@ class ControlFlow:
         last = lax.while_loop(is_on, step, [x for x, _, _ in init])
         return self.evaluator.give_each(last, carry_ops, [e[2] for e in init])
 
-    def branches(self, operation: Operation, ins: "list[Entry]") -> "list[Entry]":
+    def branches(self, operation: Operation, ins: list[Entry]) -> list[Entry]:
         """The results of a conditional, given its operands."""
         merge_ops = self._plans(operation.result_ids)
         ins = [self.evaluator.settled(entry) for entry in ins]
@@ -95,7 +120,7 @@ class ControlFlow:
     def _plans(self, ids: Iterable[int]) -> list[OpPlan | None]:
         return [self.evaluator.ops.get(number) for number in ids]
 
-    def _pseudo(self, entries: "Sequence[Entry]", plans: Sequence[OpPlan | None]) -> "list[Entry]":
+    def _pseudo(self, entries: Sequence[Entry], plans: Sequence[OpPlan | None]) -> list[Entry]:
         """Loop carries: in the plan each is an operation with one operand and one result."""
         given: list[Entry] = []
         for entry, op in zip(entries, plans, strict=True):
@@ -108,17 +133,17 @@ class ControlFlow:
                 given += self.evaluator.give([self.evaluator.bring(entry, op, 0)], op)
         return given
 
-    def _fixed(self, entries: "Sequence[Entry]") -> list[Known]:
+    def _fixed(self, entries: Sequence[Entry]) -> list[Known]:
         """Values that a body reads from outside, constrained: XLA might otherwise reshard them for one reader."""
         known = map(self.evaluator.settled, entries)
         return [(x if spec is None else self.evaluator.constrain(x, spec), spec, phase) for x, spec, phase in known]
 
-    def _carried(self, out: "Entry", op: OpPlan | None) -> jax.Array:
+    def _carried(self, out: Entry, op: OpPlan | None) -> jax.Array:
         if op is None:
             return self.evaluator.unsplit(out)
         return out[0] if op.waits else self.evaluator.to(out, op.results[0])
 
-    def _stacked(self, out: "Entry", op: OpPlan | None) -> jax.Array:
+    def _stacked(self, out: Entry, op: OpPlan | None) -> jax.Array:
         return out[0] if op is not None and op.waits else self.evaluator.bring(out, op, 0)
 
 

@@ -24,14 +24,12 @@ from meshwright.runtime.program.backend import Backend
 from meshwright.runtime.program.barriers import Barriers, Copies
 from meshwright.runtime.program.contributions import Waiting, can_contribute, sums_by_hand
 from meshwright.runtime.program.control_flow import ControlFlow
+from meshwright.runtime.program.control_flow import Entry as Entry
 from meshwright.runtime.program.hops import Hops
 from meshwright.runtime.program.matching import check_program, is_even, other_function, readers_needs
 from meshwright.runtime.program.own_shardings import on_devices
 from meshwright.runtime.program.virtual_values import Known
 from meshwright.strategy.sharding import Axes
-
-# A value, the sharding it is known to have, the phase that made it.
-Entry = tuple[Any, Spec | Waiting | None, str]
 
 
 class Evaluator:

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import core as jex_core
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
@@ -183,7 +184,8 @@ class _Splitting:
     def __init__(self, program: Program, assignment: Assignment, sums: Mapping[int, Collection[int]]):
         self.program, self.assignment, self.sums = program, assignment, sums
         self.units: list[tuple[int, int]] = []
-        self._known: dict[tuple[int, int], Any] = {}  # what operations were traced to, by id and size of the part
+        # What operations were traced to, by id and size of the part.
+        self._known: dict[tuple[int, int], jex_core.ClosedJaxpr] = {}
         stacked = assignment.stacked
         self.leaves = [(i, k) for i in program.inputs for k in (range(len(stacked[i])) if i in stacked else (-1,))]
         types = [
@@ -242,7 +244,7 @@ class _Splitting:
         """Adds what a function computes of some values, for an operation and a virtual stage; its results."""
         return self._inlined(number, virtual, self._traced(function, operands), operands)
 
-    def _traced(self, function: Callable[..., Any], operands: Sequence[int]) -> Any:
+    def _traced(self, function: Callable[..., Any], operands: Sequence[int]) -> jex_core.ClosedJaxpr:
         types = [self.split.types[v] for v in operands]
         return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in types))
 
