@@ -51,6 +51,11 @@ class Loops:
         )
 
 
+def ordered(dims: dict[int, tuple[int, ...]]) -> Dims:
+    """The dims of a tensor in their order, of those that were found in another."""
+    return tuple(dims[d] for d in range(len(dims)))
+
+
 def same_shape(
     op: Signature, fixed: Iterable[int] = (), *, fusible: bool = False, leads: bool = False
 ) -> LoopNest | None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from meshwright.console import Table, plain_text
 from meshwright.validation.replay_plans import PlanReplay
-from meshwright.validation.validation import Target, target_table
+from meshwright.validation.validation import Target, target_of, target_table
 
 _WITHIN = 0.15
 
@@ -34,9 +34,9 @@ class PlanValidation:
         errors = [abs(row.error) for row in rows if row.error is not None]
         apart = [abs(row.difference) for row in rows if row.difference is not None]
         return (
-            _target("mean error of plans' step time", errors, mean, 0.08),
-            _target("plans within 15% of published", [float(e <= _WITHIN) for e in errors], mean, 0.85, least=True),
-            _target("median distance of plan and recipe", apart, median, 0.05),
+            target_of("mean error of plans' step time", errors, mean, 0.08),
+            target_of("plans within 15% of published", [float(e <= _WITHIN) for e in errors], mean, 0.85, least=True),
+            target_of("median distance of plan and recipe", apart, median, 0.05),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -47,10 +47,6 @@ class PlanValidation:
 
     def __str__(self) -> str:
         return plain_text(plan_validation_view(self), width=140)
-
-
-def _target(name: str, values: Sequence[float], how: Any, bound: float, least: bool = False) -> Target:
-    return Target(name, float(how(values)) if values else None, bound, least, len(values))
 
 
 def plan_validation_view(validation: PlanValidation) -> RenderableType:

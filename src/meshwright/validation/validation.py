@@ -57,13 +57,13 @@ class Validation:
         ran = [r.fits for r in rows if r.fits is not None]
         pairs = list(ordered_pairs(self.rows))
         return (
-            _target("mean error of step time, trust A", trusted, mean, 0.10),
-            _target("median error of step time, trust A", trusted, median, 0.06),
-            _target("rows within 15%, trust A", [e <= _WITHIN for e in trusted], mean, 0.90, least=True),
-            _target("mean error of step time, all bf16 and fp16", half, mean, 0.12),
-            _target("mean error of peak memory", memory, mean, 0.10),
-            _target("rows that ran, called out of memory", [not fits for fits in ran], mean, 0.05),
-            _target("pairs of strategies in the right order", pairs, mean, 0.85, least=True),
+            target_of("mean error of step time, trust A", trusted, mean, 0.10),
+            target_of("median error of step time, trust A", trusted, median, 0.06),
+            target_of("rows within 15%, trust A", [e <= _WITHIN for e in trusted], mean, 0.90, least=True),
+            target_of("mean error of step time, all bf16 and fp16", half, mean, 0.12),
+            target_of("mean error of peak memory", memory, mean, 0.10),
+            target_of("rows that ran, called out of memory", [not fits for fits in ran], mean, 0.05),
+            target_of("pairs of strategies in the right order", pairs, mean, 0.85, least=True),
         )
 
     @property
@@ -122,7 +122,8 @@ def _errors(rows: Iterable[Replay]) -> list[float]:
     return [abs(r.error) for r in rows if r.error is not None]
 
 
-def _target(name: str, values: Sequence[float], how: Any, bound: float, least: bool = False) -> Target:
+def target_of(name: str, values: Sequence[float], how: Any, bound: float, least: bool = False) -> Target:
+    """A target for the mean, or the like, of some values; unknown where there are none."""
     return Target(name, float(how(values)) if values else None, bound, least, len(values))
 
 

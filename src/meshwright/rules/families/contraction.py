@@ -3,7 +3,7 @@
 from math import prod
 
 from meshwright.rules.base import Dims, LoopNest, Rule, Signature, nest, settled_as
-from meshwright.rules.builder import Loops
+from meshwright.rules.builder import Loops, ordered
 
 Dim = tuple[int, ...]
 
@@ -63,7 +63,7 @@ def _product(loops: Loops, op: Signature, numbers: tuple, right: dict[int, Dim])
         left[d] = right[r] = loops.add(lhs[d], settled_as("sum", op.results[0].dtype))
     rows = _fill(loops, left, lhs)
     columns = _fill(loops, right, rhs)
-    return _ordered(left), _ordered(right), (*(left[d] for d in lhs_batch), *rows, *columns)
+    return ordered(left), ordered(right), (*(left[d] for d in lhs_batch), *rows, *columns)
 
 
 def _fill(loops: Loops, dims: dict[int, Dim], shape: tuple[int, ...]) -> list[Dim]:
@@ -72,10 +72,6 @@ def _fill(loops: Loops, dims: dict[int, Dim], shape: tuple[int, ...]) -> list[Di
     for d in free:
         dims[d] = loops.add(shape[d])
     return [dims[d] for d in free]
-
-
-def _ordered(dims: dict[int, Dim]) -> Dims:
-    return tuple(dims[d] for d in range(len(dims)))
 
 
 RULES: dict[str, Rule] = {

@@ -3,7 +3,7 @@
 from math import prod
 
 from meshwright.rules.base import LoopNest, Rule, Signature
-from meshwright.rules.builder import Loops
+from meshwright.rules.builder import Loops, ordered
 from meshwright.rules.families.windows import Dim, Sliding
 
 
@@ -25,15 +25,11 @@ def conv_general_dilated(op: Signature) -> LoopNest:
     for i, at in enumerate(zip(lhs_at[2:], rhs_at[2:], out_at[2:], strict=True)):
         left[at[0]], right[at[1]], result[at[2]] = _spatial(loops, op, i, (lhs[at[0]], rhs[at[1]], out[at[2]]))
     fetching = _fetching(op, [*feature_group, *batch_group, *batch], inputs, right, result)
-    return loops.nest([_ordered(left), _ordered(right)], [_ordered(result)], _flops(op), leads=True, fetching=fetching)
+    return loops.nest([ordered(left), ordered(right)], [ordered(result)], _flops(op), leads=True, fetching=fetching)
 
 
 def _group(loops: Loops, count: int) -> Dim:
     return loops.add(count) if count > 1 else ()
-
-
-def _ordered(dims: dict[int, Dim]) -> tuple[Dim, ...]:
-    return tuple(dims[d] for d in range(len(dims)))
 
 
 def _spatial(loops: Loops, op: Signature, i: int, sizes: tuple[int, int, int]) -> tuple[Dim, Dim, Dim]:
