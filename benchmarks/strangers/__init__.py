@@ -1,7 +1,8 @@
 """Train steps of strangers: programs written as the public writes them, none of which is a model of the zoo.
 
 Half of them are set aside by a hash of their names: prices are mended by looking at the others alone, and the half that
-was set aside is looked at for the final table. Those of `fresh.py` were written later, and none of them was looked at.
+was set aside is looked at for the final table. Those of `fresh.py` and `unmeasured.py` were written later. A program of
+which somebody has read what XLA makes of it is told from then on.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,32 @@ import jax
 import optax
 
 Tree = Any
-FAMILIES = ("text", "vision", "generative", "recurrent", "sparse", "science", "losses", "optimizers", "fresh")
+#: What XLA makes of these was read, though they had been set aside or were fresh: their errors were the worst.
+READ = frozenset(
+    (
+        "deep_equilibrium",
+        "dropless_experts",
+        "graph_attention",
+        "image_vae",
+        "long_scan",
+        "neural_ode",
+        "selective_state_space",
+        "vector_quantised",
+        "wasserstein_gan",
+    )
+)
+FAMILIES = (
+    "text",
+    "vision",
+    "generative",
+    "recurrent",
+    "sparse",
+    "science",
+    "losses",
+    "optimizers",
+    "fresh",
+    "unmeasured",
+)
 
 
 @dataclass(frozen=True)
@@ -46,11 +72,11 @@ class Stranger:
     @property
     def is_told(self) -> bool:
         """Whether prices may be mended by looking at it."""
-        return not self.is_fresh and sha256(self.name.encode()).digest()[0] % 2 == 0
+        return self.name in READ or (not self.is_fresh and sha256(self.name.encode()).digest()[0] % 2 == 0)
 
     @property
     def side(self) -> str:
-        return "fresh" if self.is_fresh else "told" if self.is_told else "set aside"
+        return "told" if self.is_told else "fresh" if self.is_fresh else "set aside"
 
     def full(self) -> Program:
         return self.build(**self.full_size)
