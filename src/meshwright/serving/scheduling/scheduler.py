@@ -204,6 +204,8 @@ class Scheduler:
         """Says which parts of the cache hold what of a request, so that others may begin with it."""
         reuse = self.limits.reuse
         first, names = request.newly_full(computed, self.limits.piece)
+        if not names:  # as of most tokens, and of all in simulations; a table's end would be copied for nothing
+            return
         if reuse:
             assert request.slot is not None
             self._slots.name(request.slot, names)
