@@ -25,8 +25,8 @@ MW.speed = (plan, named) => {
   if (!s) return [];
   const mfu = s.mfu ? `MFU ${(100 * s.mfu).toFixed(1)}%, ${MW.digits(s.tflops)} TFLOP/s a device` : null;
   const rate = s.rate ? [card("throughput, simulated", "rate", `${s.rate >= 1e3 ? Math.round(s.rate).toLocaleString("en") : MW.digits(s.rate)} ${s.unit}/s`, [mfu])] : [];
-  const slower = s.step / plan.cost.total - 1, against = `${(100 * Math.abs(slower)).toFixed(0)}% ${slower < 0 ? "less" : "more"} than planned: collectives overlap compute, and kernels and links keep less than their full rate`;
-  return [...rate, card("one step, simulated", "simulated", MW.cost(s.step, plan), [s.rate ? null : mfu, s.bubble === null ? null : `bubble ${(100 * s.bubble).toFixed(1)}%`, against])];
+  const slower = s.step / plan.cost.total - 1, against = `${(100 * Math.abs(slower)).toFixed(0)}% ${slower < 0 ? "less" : "more"} than the cost: collectives overlap compute, and kernels and links keep less than their full rate`;
+  return [...rate, card("one step, as planned", "simulated", MW.cost(s.step, plan), [s.rate ? null : mfu, s.bubble === null ? null : `bubble ${(100 * s.bubble).toFixed(1)}%`, against])];
 };
 /* The figures of a plan in cards; named for the plan that is chosen, whole where mesh and bound are shown, too. */
 MW.figures = (plan, named = true, whole = true) => {
@@ -37,7 +37,7 @@ MW.figures = (plan, named = true, whole = true) => {
   rest.text = MW.bytes(rest.size);
   const free = m.limit ? [{ name: "free", size: Math.max(0, m.limit - m.peak), colour: "transparent", text: MW.bytes(Math.max(0, m.limit - m.peak)) }] : [];
   const out = MW.el("div", { class: "cards" },
-    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, "one step, planned"), MW.el("div", { class: "figure", id: named && "step" }, MW.cost(c.total, plan)), MW.bar(time), MW.legend(time)),
+    MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, plan.speed ? "cost in the solver: compute, then communication" : "one step, as planned"), MW.el("div", { class: "figure", id: named && "step" }, MW.cost(c.total, plan)), MW.bar(time), MW.legend(time)),
     MW.speed(plan, named),
     MW.el("div", { class: "card" }, MW.el("div", { class: "label" }, m.limit ? `memory of a device, of ${MW.bytes(m.limit)} allowed` : "memory of a device"), MW.el("div", { class: "figure", id: named && "peak" }, MW.bytes(m.peak)), MW.bar([...held, rest, ...free]), MW.legend([...held, rest])));
   if (whole) out.append(
@@ -69,7 +69,7 @@ MW.section("decisions", "Decisions", "What the search decided about the whole st
 MW.section("views", "Mesh views", "Other logical views of the same devices, and the best plans found on them.", (body) => {
   const plan = MW.plan();
   body.append(MW.table([
-    { key: "mesh", name: "mesh" }, { key: "cost", name: "step", num: true, show: (v) => MW.cost(v.cost) },
+    { key: "mesh", name: "mesh" }, { key: "cost", name: "cost", num: true, show: (v) => MW.cost(v.cost) },
     { key: "peak", name: "memory", num: true, show: (v) => (v.peak ? MW.bytes(v.peak) : "") }, { key: "remark", name: "remark", show: (v) => (v.mesh === plan.mesh.sizes.join("×") ? "chosen" : v.remark) },
   ], plan.considered));
 }, () => MW.plan().considered.length > 1);
