@@ -254,7 +254,7 @@ class Task:
             solution=SolutionSummary.proven(cost.total, bound, solved.seconds, tied.latest.status.value),
             arguments=tuple(self._arguments(back)),
             results=tuple(self._results(back)),
-            details=FreshDetails(back),
+            details=FreshDetails(back, call.program),
             unsplittable=unsplittable(self.graph),
             considered=tuple(
                 replace(one, cost=cost.total, peak_bytes=peak_bytes, rounds=solved.rounds)

@@ -42,7 +42,8 @@ def test_what_was_planned_is_compiled(plan, found):
 
 
 def test_a_plan_that_says_something_else_is_found_out(plan):
-    silent = replace(plan, details=SimpleNamespace(collectives=(), ops=plan.ops), flops=2 * plan.flops)
+    details = SimpleNamespace(collectives=(), ops=plan.ops, make_form=plan.details.make_form)
+    silent = replace(plan, details=details, flops=2 * plan.flops)
     found = silent.verify()
     assert found.bytes.ratio == float("inf") and found.flops.ratio == 0.5
 

@@ -61,6 +61,7 @@ class NoBarriers:
     def __init__(self, plan):
         self.ops = tuple(replace(op, barrier=0) for op in plan.ops)
         self.collectives = plan.collectives
+        self.make_form = plan.details.make_form
 
 
 def test_barriers_are_saved_with_the_plan():

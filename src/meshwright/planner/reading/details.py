@@ -11,14 +11,21 @@ from meshwright.planner.reading.record import make_record
 from meshwright.plans.plan import Collective, OpPlan, PlanData
 from meshwright.plans.records.judgement import Judgement
 from meshwright.plans.records.record import Record
+from meshwright.program.program import Program
 from meshwright.program.text import program_form
 
 
 @dataclass(frozen=True)
 class FreshDetails:
-    """See `Details`."""
+    """See `Details`.
+
+    Attributes:
+        back: The choice that is read off.
+        program: What was planned: the function as it is changed by recomputation and microbatches.
+    """
 
     back: Readback
+    program: Program
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -41,4 +48,4 @@ class FreshDetails:
 
     def make_form(self, plan: PlanData) -> str:
         """See `Details`."""
-        return program_form(plan.origin.call.program)
+        return program_form(self.program)
