@@ -80,7 +80,12 @@ def _run(case: str) -> tuple[str, str, str, str]:
     leaves = [f"{ends[p] - min(faults):.1f} s" if p in ends else "–" for p in (0, 1)]
     lines = said[1 if case == "first" else 0][1].strip().splitlines() or ["nothing"]
     stack = sum(".cc:" in line or ".h:" in line for line in lines)
-    return leaves[0], leaves[1], lines[-1].replace("|", "/"), str(stack)
+    return (
+        leaves[0],
+        leaves[1],
+        lines[-1].replace("|", "/").replace(f"{Path(__file__).parents[1]}/", "").strip(),
+        str(stack),
+    )
 
 
 def _child(case: str, port: str, process: int) -> None:

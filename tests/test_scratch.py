@@ -29,14 +29,14 @@ def test_a_folder_goes_with_its_process_or_with_the_next_one(tmp_path):
     with scratch_folder("test", tmp_path) as other:
         assert other != folder and sorted(tmp_path.iterdir()) == sorted([other, folder])  # its owner lives
     assert list(tmp_path.iterdir()) == [folder]
-    process.communicate("end\n", timeout=60)
+    process.communicate("end\n")
     assert not folder.exists()
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path):
     process, folder = owner(tmp_path)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate()
     assert (folder / "file").read_text() == "kept"
     with scratch_folder("elsewhere", tmp_path):
         assert folder.exists()  # of another purpose

@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 _QUICK = frozenset({"exp", "exp2", "logistic", "div", "sqrt", "rsqrt"})
 _RESHAPING = frozenset({"reshape", "squeeze", "expand_dims"})
 _MOVING = ("slice", "dynamic_slice", "split", "pad", "concatenate", "rev")  # read at another index than they write
-_MOST_EVALUATED = 15  # XLA's own limit
+_MOST_EVALUATED = 15  # XLA's own limit: kAllowedCodeDuplication of its fusion passes
 _MOST_AGAIN = 64  # the most operations that are searched for the stored values that a value is computed from
 
 

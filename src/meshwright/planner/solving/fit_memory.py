@@ -28,6 +28,8 @@ from meshwright.solver.problem.solution import Status
 if TYPE_CHECKING:
     from meshwright.solver.run import Run
 
+LESS = 1 - 1e-9  # of a cost: less is equal, by the tolerance of a solve
+
 
 @dataclass(frozen=True)
 class View:

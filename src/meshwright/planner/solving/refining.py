@@ -14,14 +14,13 @@ from meshwright.planner.grouping.folding import tied_throughout, unfolded
 from meshwright.planner.pricing.formulation import Exposure
 from meshwright.planner.reading.readback import MeshProblem
 from meshwright.planner.solving.certificate import certified
-from meshwright.planner.solving.fit_memory import View, ViewState, solve_free
+from meshwright.planner.solving.fit_memory import LESS, View, ViewState, solve_free
 from meshwright.plans.plan import PROVEN_GAP
 from meshwright.solver import price
 from meshwright.solver.problem.gap import relative_gap
 
 #: Part of a step's costs that layers which are split apart must save: split alike they are easier to understand.
 _WORTH = 0.005
-_LESS = 1 - 1e-9  # of a cost: less is equal, by the tolerance of a solve
 
 
 def proven(state: ViewState, limit: float | None, budget: Budget) -> tuple[ViewState, float]:
@@ -70,7 +69,7 @@ def alike(state: ViewState) -> ViewState:
         _, peak = state.moments.tightened(formulation, choice, state.view.limit)
         found = replace(solution, choice=choice, cost=cost, peak_usage=peak)
         if cost <= most and state.view.fits(found):
-            best, most = replace(state, latest=found, fitted=found), cost * _LESS
+            best, most = replace(state, latest=found, fitted=found), cost * LESS
     return best
 
 

@@ -21,7 +21,7 @@ from meshwright.planner.budget import Budget
 from meshwright.planner.reading.readback import MeshProblem
 from meshwright.planner.remedies import remedies
 from meshwright.planner.solving.carry_over import translated
-from meshwright.planner.solving.fit_memory import Stage, View, ViewState, solve_free
+from meshwright.planner.solving.fit_memory import LESS, Stage, View, ViewState, solve_free
 from meshwright.planner.solving.named_starts import Restricted, with_starts
 from meshwright.planner.solving.solves import least_memory
 from meshwright.plans.plan import PROVEN_GAP, Considered
@@ -29,7 +29,6 @@ from meshwright.solver.problem.solution import Status
 from meshwright.units import format_bytes
 
 _FINE = 3  # axes of the views that refine others
-_LESS = 1 - 1e-9  # of a cost: less is equal, by the tolerance of a solve
 
 
 @dataclass(frozen=True)
@@ -194,7 +193,7 @@ def solve_best(
                 findings.miss(_misfit(state))
                 continue
         findings.remarks[mesh.sizes] = _remark(state)
-        if state.fitted is not None and (best is None or state.cost < states[best].cost * _LESS):
+        if state.fitted is not None and (best is None or state.cost < states[best].cost * LESS):
             best = number
         if state.promise < goal and not state.is_done:
             stays = state.stage is Stage.OPEN and half.is_over
@@ -211,7 +210,7 @@ def _goal(state: ViewState, best: float | None) -> float:
     """What a view must promise to be better than the best cost of others."""
     if best is None:
         return np.inf
-    return best * (1.0 - PROVEN_GAP if state.stage is Stage.NEAR else _LESS)
+    return best * (1.0 - PROVEN_GAP if state.stage is Stage.NEAR else LESS)
 
 
 def _misfit(state: ViewState) -> Misfit:
