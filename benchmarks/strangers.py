@@ -21,7 +21,6 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from threading import BrokenBarrierError
@@ -206,7 +205,13 @@ class _Compiled:
             self.row["rehearsed_s"] = time_share(self.share, self.rehearsed, values, 10)
             del values
         if self.is_read:
-            self.row["kernels"] = kernels(partial(self.step, state, batch), out / "trace")
+
+            def run() -> Any:
+                nonlocal state
+                state, _ = self.step(state, batch)  # which takes over what it is given
+                return state
+
+            self.row["kernels"] = kernels(run, out / "trace")
         self.step = self.share = self.rehearsed = None  # what they hold on the device is let go
         if profile_seconds:
             self._profile((state, batch), profile_seconds)
