@@ -52,15 +52,17 @@ tests: $(KERNELS)
 
 # What finds most mistakes within two minutes: everything but the tests that are slow or run programs, and a few of these.
 quick: $(KERNELS)
-	$(PYTEST) -m "smoke or not (slow or devices or browser)" --ignore tests/frameworks --ignore tests/training
+	$(PYTEST) -m "not nightly and (smoke or not (slow or devices or browser))" --ignore tests/frameworks --ignore tests/training
 
-# All tests, and how long each took, in tests/durations.md.
+# The tests, and how long each took, in tests/durations.md.
 durations: $(KERNELS)
 	$(PYTEST) --junitxml=$(VENV)/durations.xml
 	$(BIN)/python tests/durations.py $(VENV)/durations.xml
 
-# Sweeps of which `make test` has a sample: random programs, all pairs of what people combine, every page's examples.
+# Sweeps of which `make test` has a sample: the other cases of tests, random programs, all pairs of what people
+# combine, every page's examples.
 nightly: docs-check
+	$(PYTEST) -m nightly
 	$(BIN)/python benchmarks/equality.py --pairs 2000
 	$(BIN)/python benchmarks/matrix.py --jobs 2
 

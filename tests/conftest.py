@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections import defaultdict
 
 import hypothesis
 import pytest
@@ -34,6 +35,21 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any-machine")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has the commands it runs with `&` ignore interrupts
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(items):
+    """Leaves cases of sweeps to `make nightly`: of a test that is marked `sweep(n)`, n are taken, spread evenly."""
+    sweeps = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sweep"):
+            sweeps[item.nodeid.partition("[")[0]].append(item)
+    for cases in sweeps.values():
+        taken = cases[0].get_closest_marker("sweep").args[0]
+        sample = {len(cases) * (2 * number + 1) // (2 * taken) for number in range(taken)}
+        for number, case in enumerate(cases):
+            if number not in sample and len(cases) > taken:
+                case.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(autouse=True)

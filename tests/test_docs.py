@@ -69,6 +69,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.slow
 @pytest.mark.devices
 @pytest.mark.parametrize("page", [p for p in PAGES if name(p) not in OWN_TESTS and blocks(p)], ids=name)

@@ -48,6 +48,7 @@ def test_the_mlp_learns():
     learned("equinox_mlp", "--steps", 15)
 
 
+@pytest.mark.nightly
 def test_the_vision_transformer_learns():
     """That the numbers of such a model are those of one device, `tests/frameworks/test_nnx.py` checks."""
     learned("nnx_vit", "--steps", 10, "--batch", 16)
@@ -67,6 +68,7 @@ def test_the_gpt_goes_on_from_its_checkpoint_on_fewer_devices(tmp_path):
     assert resumed.splitlines()[-1].startswith("held out: loss")
 
 
+@pytest.mark.nightly
 def test_the_moe_learns_and_compares_methods():
     text = learned("moe", "--steps", 10, "--compare")
     assert re.search(r"^Zero-3 +8 .* → .* → .* → ", text, re.MULTILINE)
@@ -79,6 +81,7 @@ def test_the_pipeline_trains():
     assert "send shared parameters to stage 3" in text
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("recipe", ["finetune_llama", "pretrain_qwen", "train_mixtral"])
 def test_the_recipe_trains_on_eight_devices(recipe, tmp_path):
     run("made_up_text", tmp_path / "corpus")

@@ -26,6 +26,7 @@ SAMPLE = [
 ]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.devices
 @pytest.mark.parametrize("cell", SAMPLE)
 def test_a_cell_is_equal_to_one_device(cell):

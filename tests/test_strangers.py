@@ -25,6 +25,7 @@ def test_half_of_the_corpus_is_set_aside():
     assert len(told) >= 40 and 0.4 < sum(told) / len(told) < 0.6
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.devices
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_stranger_runs_split_as_on_one_device(name):

@@ -25,6 +25,7 @@ def array(*shape):
     return jax.ShapeDtypeStruct(shape, "float32")
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("name", "space"),
     [
@@ -71,6 +72,7 @@ def test_bodies_of_scans_are_entered(checkpoint):
     assert all(block.trips == (9 if block.number in layer.blocks else 1) for block in many.blocks)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("options", [{}, {"checkpoint": True}, {"scan": True}, {"scan": True, "checkpoint": True}])
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "moe-tiny"])
 def test_gradients_belong_to_the_contraction_they_are_of(name, options):

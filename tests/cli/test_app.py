@@ -205,8 +205,9 @@ def test_scan_and_forced_checkpointing_are_passed_on():
 
 def test_options_of_the_zoo_and_names_of_axes_are_passed_on():
     options = ("--cluster", "2x2 h100", "--mesh", "data=2, model=2", "--layers", 1, "--seq", 32)
+    one = ("--microbatches", 1, "--recompute", "as written")
     fused, plain, single = (
-        json.loads(run("plan", "gpt-tiny", *options, *chosen, "--checkpoint", "selective", "--json", "-").stdout)
+        json.loads(run("plan", "gpt-tiny", *options, *chosen, *one, "--checkpoint", "selective", "--json", "-").stdout)
         for chosen in (("--attention", "fused"), ("--attention", "plain"), ("--option", "dtype=float32"))
     )
     assert fused["mesh"]["axis_names"] == ["data", "model"]

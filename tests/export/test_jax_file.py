@@ -26,6 +26,7 @@ def model_step():
     return names["train_step"], names["state"]()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.devices
 @pytest.mark.slow
 @pytest.mark.parametrize(

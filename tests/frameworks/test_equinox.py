@@ -64,6 +64,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_train_step_on_a_modules_arrays_is_planned_everywhere(name):
     make, shape = MODELS[name]

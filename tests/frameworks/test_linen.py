@@ -45,6 +45,7 @@ class Recurrent(nn.Module):
 MODELS = [(Mlp, (24, 24)), (Block, (24, 8, 24)), (Convolutions, (24, 8, 8, 3)), (Recurrent, (24, 6, 24))]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("model", "shape"), MODELS, ids=lambda v: getattr(v, "__name__", ""))
 def test_a_train_step_is_planned_everywhere(model, shape):
     module, optimizer = model(), optax.adamw(1e-3)

@@ -53,6 +53,7 @@ class Recurrent(nnx.Module):
 MODELS = [(Mlp, (24, 24)), (Block, (24, 8, 24)), (Convolutions, (24, 8, 8, 3)), (Recurrent, (24, 6, 24))]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("model", "shape"), MODELS, ids=lambda v: getattr(v, "__name__", ""))
 def test_a_split_train_step_is_planned_everywhere(model, shape):
     graph, params, rest = nnx.split(model(nnx.Rngs(0)), nnx.Param, ...)

@@ -45,6 +45,7 @@ def traced(name):
     return function, args, trace(function, *args)
 
 
+@pytest.mark.sweep(15)
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in RUN])
 def test_it_is_planned(name):
     _, _, found = traced(name)
@@ -54,6 +55,7 @@ def test_it_is_planned(name):
         assert str(plan.mesh.sizes[0]) in str(plan)
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", RUN)
 def test_it_runs_as_on_one_device(name):
     function, args, found = traced(name)

@@ -19,6 +19,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_pipeline_computes_what_one_device_computes(name):
     recipe = RECIPES[name]

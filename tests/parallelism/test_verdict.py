@@ -118,6 +118,7 @@ TABLE = [
 ]
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(("name", "shape", "method", "options", "said"), TABLE)
 def test_verdicts_are_right(name, shape, method, options, said):
     assert str(plan_of(name, shape, method, **options).verdict) == said

@@ -164,6 +164,7 @@ def test_a_mesh_is_not_for_pipelines_and_a_mixed_cluster_not_for_meshes():
         mw.plan(function, x, x, cluster="2x4 h100 + 1x4 a100")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("machines", "fraction"), [("2x4 h100", 8e-5), ("1x6 l40s", 1e-4), ("1x2 h100 + 1x4 a100-40gb", 5e-5)]
 )

@@ -29,6 +29,7 @@ ZOO = [  # each kind of model once, on clusters of every kind
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("name", "options", "cluster"), ZOO, ids=str)
 def test_auto_is_never_worse_than_a_named_method(name, options, cluster):
     traced, machine = traced_zoo(name, **options), mw.cluster(cluster)
@@ -56,6 +57,7 @@ def test_auto_is_never_worse_on_an_abstract_mesh():
         assert auto.cost.total <= solve_on(traced, method, [machine]).cost.total * (1 + 1e-6), method.name
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("mebibytes", [5.0, 5.25])
 def test_auto_is_never_worse_where_memory_binds(mebibytes):
     """Answers on the way copy the tied table; one that fits is the better the less it copies."""

@@ -22,6 +22,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh", "method", "options"), CASES)
 def test_parts_cover_the_work_of_a_plan(name, mesh, method, options):

@@ -81,6 +81,7 @@ def profile(monkeypatch, tmp_path):
     return mw.Auto(profile=True, profile_seconds=10, mesh_shapes=[SHAPE])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("wrong", [{"start": 50, "rate": 50}, {"start": 0.02, "rate": 0.02}, {"start": 100}], ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_wrong_collectives_are_corrected(model, wrong, profile):

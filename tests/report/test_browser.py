@@ -330,6 +330,7 @@ BEHIND = """() => {
 }"""
 
 
+@pytest.mark.nightly
 def test_no_edge_runs_behind_a_box(visit):
     page = visit(tensor_parallel())
     everything(page)

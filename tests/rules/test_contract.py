@@ -74,6 +74,7 @@ def test_shards_combine_to_the_whole(primitive: str, build: Builder, seed: int) 
         check(case, nest, parts)
 
 
+@pytest.mark.sweep(45)
 @pytest.mark.slow
 @pytest.mark.parametrize(("primitive", "build"), ALIKE, ids=[f"{p}-{b.__name__}" for p, b in ALIKE])
 def test_operations_that_share_a_rule(primitive: str, build: Builder) -> None:

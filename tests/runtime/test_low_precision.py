@@ -78,6 +78,7 @@ def train(w, x):
     return w - gradient, value
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.devices
 @pytest.mark.filterwarnings("ignore:The Fp8DotGeneralOp is deprecated")
 @pytest.mark.parametrize("mesh", [(8,), (2, 4)])

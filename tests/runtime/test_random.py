@@ -14,6 +14,7 @@ pytestmark = pytest.mark.devices
 SEEDS = (3, 4, 6, 7, 10, 11, 12, 13, 14, 16, 18, 21, 24, 25, 26, 28, 29, 30, 33, 34, 36, 39)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_program_computes_what_one_device_computes_under_any_plan(seed):
     planned = 3 + seed // 5 % 2  # by a method or for a cluster, in turn; each fifth program runs in microbatches

@@ -104,6 +104,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "shape", "options"), MODELS, ids=str)
 def test_a_model_trains_as_on_one_device_and_sends_what_was_planned(name, shape, options):
     example = zoo.build(name, dtype="float32", **options)
@@ -125,6 +126,7 @@ def test_a_model_trains_as_on_one_device_and_sends_what_was_planned(name, shape,
     assert sum(plan.memory.argument_bytes.values()) == pytest.approx(held, rel=0.01, abs=64)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("shape", "method"), [((2, 2, 2), mw.Auto()), ((2, 4), mw.TensorParallel())])
 def test_gradients_of_weights_that_are_summed_over_pixels_send_what_was_planned(shape, method):
     example = zoo.build("wide-resnet-tiny", batch=16, dtype="float32", layers=1)
@@ -152,6 +154,7 @@ def trained(name):
     return example, on_one_device(example)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("method", "name"),
     [

@@ -92,6 +92,7 @@ def test_what_cannot_be_generated_is_refused_in_a_sentence(llama, arguments, mes
         llama.generate(**arguments)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name, method", [("llama", "tensor"), ("mixtral", "zero3"), ("gemma2", "data")])
 def test_plans_over_eight_devices_generate_the_same(name, method):
     with mw.get_model(REFERENCES / name, method=method, **SIZES) as model:

@@ -18,6 +18,7 @@ def step(name):
     return example.train_step, example.state, example.batch
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name, method", [("llama-tiny", mw.Zero(3)), ("gpt-tiny", mw.Auto())])
 def test_no_plan_costs_less_whatever_is_recomputed_and_however_the_batch_is_cut(name, method):

@@ -22,6 +22,7 @@ ZOO = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options", "cluster"), ZOO, ids=str)
 def test_auto_is_not_slower_than_named_methods_as_simulated(name, options, cluster):

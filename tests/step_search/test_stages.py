@@ -42,6 +42,7 @@ def test_nothing_is_priced_where_devices_compute_all_the_time():
     assert not plan.stages and not [text for text in told if "stages" in text]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "stages, schedule, interleave", [(2, "1f1b", 1), (2, "zb-h1", 1), (2, "interleaved", 2), (4, "1f1b", 1)]
 )

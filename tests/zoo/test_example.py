@@ -48,6 +48,7 @@ def lowers_the_loss(step, state, batch, loss):
     return math.isfinite(loss) and later < loss and state["step"] == 2
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", [name for name in TINY if (name, False) not in RECOMPUTED])
 def test_steps_lower_the_loss(name):
     example = build(name)
@@ -57,6 +58,7 @@ def test_steps_lower_the_loss(name):
     assert lowers_the_loss(step, state, batch, loss)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "scan"), RECOMPUTED)
 def test_steps_lower_the_loss_and_checkpoint_changes_nothing(name, scan):
     example = build(name, scan=scan)
@@ -111,6 +113,7 @@ def test_state_is_float32_and_moments_mirror_parameters(name):
     assert state["step"].dtype == jnp.int32
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", SCANNED)
 def test_scanned_layers_give_the_loss_of_unrolled_ones(name):
     losses = []

@@ -11,6 +11,7 @@ from meshwright.zoo.low_rank import adapted, adapter_shapes, init_adapters, merg
 MODELS = [("llama-tiny", {}), ("llama-tiny", {"scan": True, "checkpoint": "full"}), ("mixtral-tiny", {})]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), MODELS, ids=["layers", "scanned", "experts"])
 def test_adapters_compute_what_merged_weights_do(name, options):

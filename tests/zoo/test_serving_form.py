@@ -39,6 +39,7 @@ class Cache:
         return attend_cached(q, *kept, places, window=window, scale=scale, sinks=sinks, cap=cap)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_pieces_of_a_sequence_give_the_logits_of_the_whole(name):
     options = {"group_size": 1} if "group_size" in dir(zoo.build(name, seq=LENGTH).config) else {}

@@ -19,6 +19,7 @@ def build(name):
     return zoo.build(name, scan=zoo.entry(name).family not in UNSCANNED)
 
 
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameter_count_is_the_published_one(name):
     published = zoo.entry(name).num_params
@@ -36,6 +37,7 @@ def test_parameter_count_of_gpt_follows_its_formula(name):
     assert build(name).num_params == expected
 
 
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_loss_traces(name):
     """Gradients and updates are the same code at any size: `test_example.py` runs them for the least of each family."""

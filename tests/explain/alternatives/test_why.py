@@ -16,6 +16,7 @@ SECONDS = 600  # so that no clock is in the way: every solve ends within seconds
 PATHS = ["state/params/layers/0/up", "state/params/embed", "state/mu/layers/1/o", "batch/tokens"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("path", PATHS)
 def test_alternatives_cost_what_planning_with_them_costs(path):
     explanation = found().explain(path, SECONDS)
@@ -72,6 +73,7 @@ def test_what_memory_forces_is_said_with_what_would_do_without():
                 assert alternative.peak_bytes <= tight.memory.limit_bytes
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("fraction", [None, 0.75])
 def test_bounds_hold_for_every_way_and_cost_no_solve(fraction):
     """What one dual says of every sharding is no more than the best plan with it costs, with memory and without."""

@@ -57,6 +57,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("name", [*PAIRED, *OTHERS])
 def test_a_program_computes_the_same_row_by_row(name):
     function, *args = (PAIRED | OTHERS)[name]

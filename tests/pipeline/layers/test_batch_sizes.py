@@ -12,6 +12,7 @@ from meshwright.rules import loop_nest
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "rows"), [("llama-tiny", 2), ("gpt-tiny", 4), ("vit-tiny", 2), ("mixtral-tiny", 4)])
 def test_what_is_resized_is_what_tracing_gives(name, rows):
     example, other = zoo.build(name, batch=8), zoo.build(name, batch=rows)

@@ -57,6 +57,7 @@ def pricing_of(model):
     return Pricing(ResizableBatch(trace(step, *args)).at(16), layers)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 def test_no_choice_for_one_microbatch_is_quicker_for_many(model, shape):

@@ -55,6 +55,7 @@ def weighed(by_layer, chunks):
     return by_layer[inside].sum() + _OTHERS * by_layer[~inside].sum()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("model", [name for name in CASES if name != "scan"])  # parts of a loop are split alike
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 def test_no_split_of_the_whole_model_is_quicker_for_a_range(model, shape):
@@ -84,6 +85,7 @@ def test_layers_are_priced_as_the_problem_says(model, checkpoint):
         assert weighed(by_layer, own.chunks) == pytest.approx(price(problem, choice).cost, rel=1e-6)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("model", CASES)
 @pytest.mark.parametrize("checkpoint", ["none", "selective", "full"])
 def test_the_dearer_memory_is_the_less_a_range_needs_and_the_longer_it_takes(model, checkpoint):

@@ -70,6 +70,7 @@ def brute_force(ranges, held):
     return min((from_here(0, numbers, 0, ranges.allowed.shape[1] - 1, 0.0, 0.0) for numbers in counts), default=np.inf)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_programme_finds_the_brute_force_optimum(schedule, seed):

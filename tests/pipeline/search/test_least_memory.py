@@ -9,6 +9,7 @@ from tests.pipeline.models import mlp
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("machines", ["3x2 h100", "1x1 h100 + 1x3 v100-16gb", "1x3 a100-40gb"])
 def test_what_is_said_to_be_needed_is_what_is_needed(machines):
     """Unequal stages need less than equal ones on three hosts; three replicas need microbatches of three rows."""

@@ -44,6 +44,7 @@ def refined(name):
     return search, before, traced, method
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", TIGHT)
 def test_where_memory_binds_stages_split_for_themselves_are_quicker(name):
     search, (before, solves, tried), *_ = refined(name)

@@ -79,6 +79,7 @@ def _peak(found, number):
     return stage.option.state_bytes(items) + transient + stage.in_flight * stage.option.held(items)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("rows", "machines", "fraction"), [(4096, "2x2 h100", 1.2e-4), (24, "1x2 h100 + 1x4 a100-40gb", 5e-5)]
 )
@@ -160,6 +161,7 @@ def test_every_stage_has_devices_of_its_own_and_knows_its_neighbours(machines):
             assert near[i] == (one.first_host == other.first_host)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("machines", ["2x2 h100", "1x6 l40s", "1x2 h100 + 2x2 a100-40gb"])
 def test_no_pipeline_is_quicker_than_the_bound(machines):
     """Not with memory without end either, whatever the microbatch, the schedule and the recomputation."""
@@ -179,6 +181,7 @@ def test_no_pipeline_is_quicker_than_the_bound(machines):
     assert 0 <= plan.solution.gap < 1
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("machines", ["1x8 h100", "3x5 a100-80gb", "4x1 l40s", "2x4 v100-16gb", "4x2 h100"])
 def test_auto_is_never_worse_than_recipes_of_any_kind(machines):
     """Random models, batches and memories; recipes that split weights over several hosts, and that spread state."""

@@ -139,6 +139,7 @@ def test_what_the_solve_says_memory_is_worth_is_not_sought_again(monkeypatch):
     assert unfolded_bound(view.formulation, view.cost, told) >= (1 - 1e-3) * sought
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
 def test_where_memory_binds_a_plan_is_certified_with_it(name):
     traced, machine, view, held = tight_zoo(name)
@@ -149,6 +150,7 @@ def test_where_memory_binds_a_plan_is_certified_with_it(name):
     assert solution.gap < 0.01
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("is_cpu", [False, True])
 @pytest.mark.parametrize("name", ["gpt-tiny", "moe-tiny"])
 def test_each_group_is_charged_for_what_it_takes_itself(name, is_cpu):
@@ -168,6 +170,7 @@ def test_each_group_is_charged_for_what_it_takes_itself(name, is_cpu):
         np.testing.assert_allclose(costs, np.concatenate(expected), atol=1e-3)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("part", [None, 0.3])
 def test_no_plan_of_any_method_costs_less_than_the_bound(seed, part):

@@ -31,6 +31,7 @@ def planner_of(traced, shape):
     return at
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 def test_a_tighter_limit_is_kept_and_never_cheaper_until_nothing_fits(shape):
     step, args = mlp_step(64, 64)

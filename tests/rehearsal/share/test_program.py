@@ -39,6 +39,7 @@ def traced_flops(function, types):
     return sum(op.trips * loop_nest(op.signature).flops for op in graph.ops)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh", "method", "options"), CASES)
 def test_shapes_and_work_of_one_device(name, mesh, method, options):

@@ -46,6 +46,7 @@ def multiplies_bfloat16():
     return "f32" not in jax.jit(jnp.matmul).lower(matrix, matrix).compile().as_text()
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("name", "options", "method", "mesh"), CASES, ids=str)
 def test_planned_memory_is_close_to_what_the_cpu_backend_allocates(name, options, method, mesh):
     example = zoo.build(name, dtype="float32", **options)
@@ -62,6 +63,7 @@ def check(plan):
     assert is_close(found.memory)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("name", "options", "method", "mesh"), NARROW_CASES, ids=str)
 def test_bfloat16_is_sent_and_held_as_float32(name, options, method, mesh):
     example = zoo.build(name, dtype="bfloat16", batch=16, **options)

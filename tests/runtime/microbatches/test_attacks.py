@@ -30,6 +30,7 @@ def cut(function, count):
         return reason
 
 
+@pytest.mark.sweep(60)
 @pytest.mark.parametrize(("group", "name"), ATTACKS, ids=lambda text: text)
 def test_parts_give_the_numbers_of_the_whole_or_are_refused(group, name):
     function = GROUPS[group][name]

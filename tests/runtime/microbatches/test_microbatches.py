@@ -281,6 +281,7 @@ def sent(collectives):
     return total
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("name", "options", "mesh", "method"),
     [

@@ -12,6 +12,7 @@ from tests.runtime.microbatches.cutting import in_parts
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("bit_width", [8, 16, 32])
 @pytest.mark.parametrize(("shape", "dim"), [((12,), 0), ((12, 5), 0), ((3, 24, 2), 1)])
 @pytest.mark.parametrize("before", [1, 3])

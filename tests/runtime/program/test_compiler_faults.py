@@ -322,6 +322,7 @@ def test_the_compiler_still_ends_the_process_over_a_convolution(fault, where, sc
     _still_there(done.returncode < 0, fault, where)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("script", [ABORTING, CUTTING_OFF], ids=["of broadcast values", "cut off between elements"])
 def test_convolutions_stay_whole_where_their_rule_says_so(script):
     done = _in_a_process(script + PLANNED)

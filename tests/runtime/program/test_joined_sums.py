@@ -92,6 +92,7 @@ def waiting(plan):
     return {ops[index].serial for pair in plan.details.back.joined.items() for index in pair}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("name", "options"),
     [("llama-tiny", {"layers": 1}), ("gpt-tiny", {"scan": True}), ("llama-tiny", {"checkpoint": True})],

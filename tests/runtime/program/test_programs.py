@@ -123,6 +123,7 @@ def arguments(name):
     }[name]()
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_computes_what_one_device_computes(name):
     function, args = PROGRAMS[name], arguments(name)

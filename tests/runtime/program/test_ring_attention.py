@@ -74,6 +74,7 @@ CASES: dict[str, tuple[tuple[int, int], dict[str, Any], Any, str]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.slow
 def test_forward_and_backward_have_the_numbers_of_one_device(name: str) -> None:
@@ -131,6 +132,7 @@ def layers_step(scanned: bool) -> tuple[Any, tuple[Any, ...]]:
     return step, args
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("scanned", "microbatches"), [(False, 2), (True, 1)])
 @pytest.mark.slow
 def test_layers_train_with_the_numbers_of_one_device(scanned: bool, microbatches: int) -> None:

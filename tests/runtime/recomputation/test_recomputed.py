@@ -97,6 +97,7 @@ def assert_same(expected, found):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5 * abs(a).max())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_numbers_are_those_of_the_step_as_written_and_work_is_added_as_the_policy_says(name):
     call = call_abstractly(STEPS[name], (W, X))
@@ -120,6 +121,7 @@ def test_every_second_layer():
     assert np.diff(products).tolist() == [5, 5]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("word", ["offload", "keep 3 offload 7"])
 def test_what_goes_to_the_host_comes_back_for_the_same_numbers(name, word):
@@ -178,6 +180,7 @@ def told(note, x, w, key):
     return jnp.tanh(dropped + 0.1 * jax.random.normal(other, x.shape))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_random_numbers_are_drawn_again_and_what_is_noted_is_noted_once(in_loop):
     noted = []

@@ -26,6 +26,7 @@ def wide():
         yield
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "recipe",
     [
@@ -221,6 +222,7 @@ def squared(updates, count):
     return jax.lax.cond(count % 2 == 1, lambda u: jax.tree.map(lambda x: x @ x.T @ x, u), lambda u: u, updates)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("guard", "scan"), [(only_finite, False), (several_steps, True)])
 def test_each_stage_makes_a_conditional_update_for_itself(guard, scan):
     """Whether all gradients are finite is known once all stages have said so; a skipped step changes nothing."""
@@ -243,6 +245,7 @@ def test_a_branch_with_products_is_not_run_in_vain():
     assert [piece.unit.name for program in updates for piece in program.pieces].count("cond") == 1
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("checkpoint", ["none", "full"])
 def test_dropout_draws_the_bits_of_the_whole_batch_in_both_passes(checkpoint):
     recipe = mw.ThreeD(pipeline=2, microbatch=8, checkpoint=checkpoint)
@@ -250,6 +253,7 @@ def test_dropout_draws_the_bits_of_the_whole_batch_in_both_passes(checkpoint):
     assert worst < 1e-12
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("seed", [3])
 def test_a_random_train_step_in_a_random_pipeline(seed):
     """Many more: `python benchmarks/equality.py --pipelines 200`."""

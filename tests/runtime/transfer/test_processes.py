@@ -49,6 +49,7 @@ def read(log, mark):
     return json.loads(log.partition(f"{mark} ")[2].splitlines()[0])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("transport", ["pulls", "permutes"])
 def test_random_pairs_across_processes_are_equal_to_the_byte(logs, transport):
     for log in logs:

@@ -49,6 +49,7 @@ def run(engine, prompts, sampling=GREEDY):
     return [[token.id for token in handle] for handle in handles]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CASES)
 def test_every_family_generates_what_transformers_does(name):
     engine = paged(name)
@@ -64,6 +65,7 @@ def test_every_family_generates_what_transformers_does(name):
         engine.close()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("chunk, blocks", [(1, 80), (5, 80), (32, 80), (8, 24)])
 def test_however_prompts_are_cut_and_requests_preempted(chunk, blocks):
     engine = paged("gemma2", chunk, blocks)
@@ -75,6 +77,7 @@ def test_however_prompts_are_cut_and_requests_preempted(chunk, blocks):
         engine.close()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["llama", "gpt-oss", "gemma2"])
 @pytest.mark.parametrize("slots", [SlotCache((1, 3), LENGTH, "float32"), TritonCache((4,), LENGTH, "float32")])
 def test_contiguous_slots_compute_the_same(name, slots):
@@ -87,6 +90,7 @@ def test_contiguous_slots_compute_the_same(name, slots):
         engine.close()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["llama", "gpt-oss"])
 def test_slots_that_hold_a_prefix_are_taken_over_or_copied(name):
     limits = Limits(4, LENGTH, 4, 8, 12, 100, LENGTH, reuse=4)

@@ -55,6 +55,7 @@ def check(engine, name, times=3):
         engine.close()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["gpt2", "gpt-oss"])
 def test_stages_of_layers_compute_the_same(name):
     check(make(name, [1, 2]), name, times=2)

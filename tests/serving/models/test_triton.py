@@ -22,6 +22,7 @@ LAYERS = [
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_rows_are_mixed_and_kept_as_by_scores_written_out(layer, parts):

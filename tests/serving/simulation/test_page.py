@@ -62,6 +62,7 @@ def test_a_load_that_is_refused_and_several_models_have_pages_too(tmp_path):
         plan.report(tmp_path / "nowhere" / "page.html")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here: run `make browser`")
 @pytest.mark.parametrize("size", SIZES)

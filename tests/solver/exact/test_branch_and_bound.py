@@ -37,6 +37,7 @@ def _highs(problem):
     return price(problem, found.choice).cost
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("memory", [False, True])
 def test_highs_agrees_on_dense_problems(seed, memory):
@@ -174,6 +175,7 @@ def test_bounds_never_pass_the_optimum_and_the_search_finds_it():
         assert cost_of(simple.model, found.choice) == pytest.approx(cost)
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("few", [0, 100])

@@ -60,6 +60,7 @@ def _apply(name, work):
 RULES = ["settle_edge", "settle_memory", "drop_dominated", "fix_alone", "fold_leaf", "bridge", "contract"]
 
 
+@pytest.mark.sweep(7)
 @pytest.mark.parametrize("name", RULES)
 def test_one_rule_keeps_the_optimum_and_can_be_undone(name):
     used = 0

@@ -48,6 +48,7 @@ def cuts(draw, layers, count):
     return [b - a for a, b in zip([0, *ends], [*ends, layers + 1], strict=True)]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_split_step_computes_what_the_step_computes(checkpoint):
     draw = random.Random(f"loops {checkpoint}")
@@ -80,6 +81,7 @@ def test_a_split_step_computes_what_the_step_computes(checkpoint):
             np.testing.assert_allclose(np.concatenate(pieces) if len(pieces) > 1 else pieces[0], value, atol=1e-12)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("sizes", "recipe"),
     [
@@ -158,6 +160,7 @@ def test_a_stage_has_a_single_number_of_each_layer_and_others_read_it():
             np.testing.assert_allclose(found, value, atol=1e-12)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -20,6 +20,7 @@ def planned(**recipe):
     return mw.plan(model.train_step, model.state, model.batch, cluster=f"1x{devices} cpu", method=method)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_a_stage_keeps_what_the_plan_holds_for_each_microbatch(tensor):
     plan = planned(tensor=tensor)

@@ -44,6 +44,7 @@ def planned_sums(plan, number):
     return {c.kind: c.bytes for c in found}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "recipe",
     [

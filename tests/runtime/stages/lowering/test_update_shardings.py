@@ -36,6 +36,7 @@ def init(_):
     return {"params": params, "moments": optax.adam(1e-2).init(params)}
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.devices
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_parameters_of_equal_shape_and_transposed_ones_are_reduced_as_planned(tensor):
