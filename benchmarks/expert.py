@@ -6,19 +6,18 @@ plain code and with `jax.checkpoint` around all but products and fused attention
 alone. The published utilisation is that of a run of about this model and size on such devices. Utilisation counts the
 products of the model, without recomputation, as publications do; seconds to plan are seconds of one core.
 
-    python benchmarks/expert.py [WORD …]    # only the cases with these words; rows of earlier runs are kept
+    python benchmarks/expert.py [WORD …] [--jobs 1] [--seconds 3600]    # the cases with these words; others are kept
 """
 
-import multiprocessing
+import argparse
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from report import kept, table
+from report import kept, rows_of, table
 
 COLUMNS = ("case", "plan", "step s", "simulated s", "utilisation", "published", "GiB", "seconds to plan")
 PLAIN, SELECTIVE, FULL = "none", "selective", "full"
@@ -82,14 +81,18 @@ def planned(case: Case, checkpoint: str) -> list[str]:
 
 
 def main() -> None:
-    """Plans one case after the other, each in a process of its own, and keeps the table after each."""
+    """Plans the cases, each in a process of its own, and keeps the table after each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=3600)
+    asked = parser.parse_args()
     pairs = {f"{case} ({checkpoint})": (case, checkpoint) for case in CASES for checkpoint in case.checkpoints}
+    wanted = {name: pair for name, pair in pairs.items() if all(word in name for word in asked.words)}
     rows = kept("Expert")
-    for name, pair in pairs.items():
-        if all(word in name for word in sys.argv[1:]):
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                rows[name] = pool.submit(planned, *pair).result()
-            table("Expert", __doc__, COLUMNS, [rows[known] for known in pairs if known in rows])
+    for name, row in rows_of(planned, wanted, asked.jobs, asked.seconds):
+        rows[name] = row
+        table("Expert", __doc__, COLUMNS, [rows[known] for known in pairs if known in rows])
 
 
 if __name__ == "__main__":

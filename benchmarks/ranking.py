@@ -3,17 +3,16 @@
 Models of the zoo on eight clusters. Every method plans alone, by `mw.plan`, as a user would ask. A step within 1%
 counts as equal: of such plans the simplest is taken.
 
-    python benchmarks/ranking.py [WORD …]    # only the cases with these words; rows of earlier runs are kept
+    python benchmarks/ranking.py [WORD …] [--jobs 1] [--seconds 3600]    # the cases with these words; others are kept
 """
 
-import multiprocessing
+import argparse
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from report import kept, table
+from report import kept, rows_of, table
 
 CLUSTERS = (
     "1x4 h100",
@@ -80,16 +79,20 @@ def _name(model: str, options: dict, description: str) -> str:
     return " ".join([model, *(f"{key}={value}" for key, value in options.items())]) + f", {description}"
 
 
-def main(*words: str) -> None:
-    """Compares one case after the other, each in a process of its own, and keeps the table after each."""
+def main() -> None:
+    """Compares the cases, each in a process of its own, and keeps the table after each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=3600)
+    asked = parser.parse_args()
     cases = {_name(*case): case for case in ((*model, cluster) for model in MODELS for cluster in CLUSTERS)}
+    wanted = {name: case for name, case in cases.items() if all(word in name for word in asked.words)}
     rows = kept("Ranking")
-    for name, case in cases.items():
-        if all(word in name for word in words):
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                rows[name] = pool.submit(compared, *case).result()
-            table("Ranking", __doc__, COLUMNS, [rows[known] for known in cases if known in rows])
+    for name, row in rows_of(compared, wanted, asked.jobs, asked.seconds):
+        rows[name] = row
+        table("Ranking", __doc__, COLUMNS, [rows[known] for known in cases if known in rows])
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

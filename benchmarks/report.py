@@ -1,10 +1,17 @@
 """What every benchmark prints around its table: the question, the machine, the versions, the date."""
 
 import datetime
+import multiprocessing
 import os
 import platform
-from collections.abc import Sequence
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 # A model that fails is an error here, not a remark on the plan whose figures are kept.
 os.environ.setdefault("MESHWRIGHT_STRICT", "1")
@@ -44,3 +51,50 @@ def kept(title: str) -> dict[str, list[str]]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return {row[0]: row for row in rows[1:]}
+
+
+Row = Sequence[object]
+
+
+def rows_of(
+    function: Callable[..., Row], cases: Mapping[str, tuple[Any, ...]], jobs: int, seconds: float
+) -> Iterator[tuple[str, Row]]:
+    """The rows that a function makes of some cases, each in a process of its own, as they become ready.
+
+    Args:
+        function: Makes a row of a case.
+        cases: The arguments by the name of the case.
+        jobs: How many run at once.
+        seconds: Those that are not ready by then are left out, and named on stderr.
+    """
+    end = time.monotonic() + seconds
+    with ThreadPoolExecutor(jobs) as threads:
+        running = {threads.submit(_row, function, case, end): name for name, case in cases.items()}
+        for future in as_completed(running):
+            if (row := future.result()) is None:
+                print(f"{running[future]}: no row in {seconds:.0f} s", file=sys.stderr, flush=True)
+            else:
+                yield running[future], row
+
+
+def _row(function: Callable[..., Row], case: tuple[Any, ...], end: float) -> Row | None:
+    """A row made by a process; None where it ends before, or takes longer than until `end`."""
+    left = end - time.monotonic()
+    if left <= 0:
+        return None
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(there, function, case))
+    process.start()
+    there.close()
+    try:
+        return here.recv() if here.poll(min(left, threading.TIMEOUT_MAX)) else None
+    except EOFError:
+        return None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send(there: Connection, function: Callable[..., Row], case: tuple[Any, ...]) -> None:
+    there.send(function(*case))

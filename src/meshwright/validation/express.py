@@ -43,14 +43,15 @@ class PlannedRow:
 
     Attributes:
         recipe: The recipe of the row.
-        build: Makes the zoo's example with so many layers: of one microbatch, or of a whole batch for a pipeline.
+        build: Makes the zoo's example with so many layers: of one microbatch, or of a whole batch for a pipeline, and
+            where that is asked for.
         method: The method that the row's authors used.
         mesh: The mesh, on the row's cluster; None for a pipeline, whose stages have meshes of their own.
         software: What ran it.
     """
 
     recipe: Recipe
-    build: Callable[[int], zoo.Example]
+    build: Callable[..., zoo.Example]
     method: Method
     mesh: Mesh | None
     software: Software
@@ -125,8 +126,8 @@ def _staged(recipe: Recipe) -> tuple[Method, None] | str:
     return ThreeD(*sizes, recipe.schedule, recipe.interleave, memory_fraction=1.0), None
 
 
-def _build(recipe: Recipe, layers: int) -> zoo.Example:
-    """The zoo's example of one microbatch on all devices; of all microbatches in a pipeline."""
+def _build(recipe: Recipe, layers: int, whole: bool = False) -> zoo.Example:
+    """The zoo's example of one microbatch on all devices; of all microbatches in a pipeline, or where asked for."""
     shape = recipe.shape
     options: dict[str, Any] = {"vocab": shape.vocab, "hidden": shape.hidden, "heads": shape.heads}
     options |= {"kv_heads": shape.kv_heads, "ffn": shape.ffn}
@@ -136,7 +137,7 @@ def _build(recipe: Recipe, layers: int) -> zoo.Example:
         options["positions"] = shape.seq if recipe.stack.xla else None
     return zoo.build(
         "llama-tiny" if shape.gated else "gpt-tiny",
-        batch=round(recipe.microbatch * recipe.data) * (recipe.num_microbatches if recipe.pipeline > 1 else 1),
+        batch=round(recipe.microbatch * recipe.data) * (recipe.num_microbatches if whole or recipe.pipeline > 1 else 1),
         seq=shape.seq,
         layers=layers,
         checkpoint=_checkpoint(recipe),

@@ -1,0 +1,108 @@
+"""Is `Auto`, as simulated, quicker than what was published, as simulated?
+
+Rows of the table of published runs that a program of the zoo can express: the whole step, of all layers and the whole
+batch, with the recomputation that its authors wrote. It is planned twice on their machines: split and cut into
+microbatches as they did, with as much memory as that takes, since it ran; and by `mw.Auto(memory_fraction=1)`, which
+must fit. Both are simulated with the software that Meshwright runs on, so the published step itself is not compared.
+
+    python benchmarks/told.py [WORD …] [--jobs 1] [--seconds 3600]    # the rows with these words; others are kept
+"""
+
+import argparse
+import math
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from report import kept, rows_of, table
+
+DATA = Path(os.environ.get("MESHWRIGHT_DATA", Path(__file__).parents[2] / "shared" / "data"))
+COLUMNS = ("row", "model and machines", "as published", "ms", "Auto", "ms", "quicker", "seconds to plan")
+NONE = "–"
+
+
+def compared(row_id: str) -> list[str]:
+    """A row: the steps of the published configuration and of `Auto`."""
+    import time
+
+    import meshwright as mw
+    from meshwright.parallelism.sentence import plain_sentence
+    from meshwright.validation.express import express
+    from meshwright.validation.replay import read_rows
+
+    row = next(row for row in read_rows(DATA / "published.csv") if row.id == row_id)
+    program = express(row)
+    assert not isinstance(program, str), program
+    recipe = program.recipe
+    example = program.build(recipe.shape.layers, whole=True)
+    method = replace(program.method, recompute="as written")
+    if program.mesh is not None:
+        method = replace(method, microbatches=recipe.num_microbatches)
+    args = (example.train_step, example.state, example.batch)
+    name = f"{row.text('model')}, {recipe.cluster.num_devices} {recipe.cluster.chip.name}"
+    try:
+        shape = None if program.mesh is None else program.mesh.sizes
+        theirs = mw.plan(*args, cluster=program.roomy_cluster, mesh=shape, method=method, on_progress=str)
+        started = time.process_time()
+        ours = mw.plan(*args, cluster=recipe.cluster, method=mw.Auto(memory_fraction=1.0), on_progress=str)
+    except mw.MeshwrightError as error:
+        return [row_id, name, method.name, NONE, f"{type(error).__name__}: {error}"[:200], NONE, NONE, NONE]
+    seconds = time.process_time() - started
+    return [
+        row_id,
+        name,
+        plain_sentence(theirs),
+        f"{1e3 * theirs.step_s:.1f}",
+        plain_sentence(ours),
+        f"{1e3 * ours.step_s:.1f}",
+        f"{theirs.step_s / ours.step_s:.3f}×",
+        f"{seconds:.0f}",
+    ]
+
+
+def expressed() -> list[str]:
+    """The rows that can be planned, those of the smallest models first."""
+    from meshwright.errors import MeshwrightError
+    from meshwright.validation.express import express
+    from meshwright.validation.replay import read_rows
+
+    sizes = {}
+    for row in read_rows(DATA / "published.csv"):
+        try:
+            program = express(row)
+        except MeshwrightError:
+            continue
+        if not isinstance(program, str):
+            sizes[row.id] = program.recipe.shape.layers
+    return sorted(sizes, key=lambda row_id: sizes[row_id])
+
+
+def summary(rows: list[list[str]]) -> list[str]:
+    """The geometric mean over the rows, and how many are slower."""
+    ratios = [float(row[6].rstrip("×")) for row in rows if row[6] != NONE]
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+    slower = sum(ratio < 0.99 for ratio in ratios)
+    return [f"all {len(ratios)}", "geometric mean", "", "", f"{slower} slower by more than 1%", "", f"{mean:.3f}×", ""]
+
+
+def main() -> None:
+    """Compares the rows, each in a process of its own, and keeps the table after each."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=3600)
+    asked = parser.parse_args()
+    names = expressed()
+    rows = kept("Told")
+    wanted = {name: (name,) for name in names if all(word in name for word in asked.words)}
+    for name, row in rows_of(compared, wanted, asked.jobs, asked.seconds):
+        rows[name] = list(row)
+        known = [rows[one] for one in names if one in rows]
+        table("Told", __doc__, COLUMNS, [*known, summary(known)])
+
+
+if __name__ == "__main__":
+    main()
