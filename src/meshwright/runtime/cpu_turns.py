@@ -7,6 +7,7 @@ run without waiting.
 """
 
 import os
+import re
 from collections.abc import Callable, Collection
 from threading import Lock
 from typing import Any, ParamSpec, TypeVar
@@ -16,7 +17,8 @@ import jax
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NUM_THREADS = 64
+_VIRTUAL = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+_MOST_THREADS = 64
 _turn = Lock()  # batches are placed by another thread than the one that calls the function
 
 
@@ -42,13 +44,19 @@ def put_in_turn(arrays: list[Any], shardings: list[Any]) -> list[Any]:
     return [put(array, sharding) for array, sharding in zip(arrays, shardings, strict=True)]
 
 
-def add_threads() -> None:
+def add_threads(num_processes: int) -> None:
     """Gives XLA's CPU client spare threads, where JAX is told to use CPUs and has not started yet.
 
     A program that waits in a collective for another process keeps a thread for each of its devices. By default these
-    are all there are, so that nothing can be sent to a third process meanwhile, which the other may be waiting for.
+    are all there are, so that nothing can be sent to a third process meanwhile, which the other may be waiting for. One
+    program waits at a time between the same processes (see `in_turn` and `transfer/permutes.py`), so one for each
+    process is enough. More would cost time: XLA cuts every operation into as many parts as there are threads.
     """
     platforms: str | None = jax.config.jax_platforms  # type: ignore[attr-defined]
     if (platforms or "").split(",")[0] == "cpu":
+        num_devices = int(jax.config.jax_num_cpu_devices)  # type: ignore[attr-defined]
+        if num_devices < 0:
+            num_devices = max(map(int, _VIRTUAL.findall(os.environ.get("XLA_FLAGS", ""))), default=1)
+        spare = min(num_devices * num_processes, max(_MOST_THREADS, num_devices))
         # XLA reads it when its client starts, which is later and once: so it stays set, and a user's own value counts.
-        os.environ.setdefault("NPROC", str(max(_NUM_THREADS, os.cpu_count() or 1)))
+        os.environ.setdefault("NPROC", str(len(os.sched_getaffinity(0)) + spare))

@@ -146,7 +146,7 @@ def losses():
 
 
 if __name__ == "__main__":
-    add_threads()
+    add_threads(2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{sys.argv[2]}", 2, int(sys.argv[1]))
     try:

@@ -109,7 +109,7 @@ def _join(
     address: str, count: int, process: int, bind: str | None, timeout: float, heartbeat: float, deadline: float
 ) -> None:
     """Meets the other processes, and watches them from then on."""
-    add_threads()
+    add_threads(count)
     found = meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind, versions=_versions())
     peers.current = peers.Peers(process, found, heartbeat, deadline)
     peers.current.start()

@@ -16,10 +16,12 @@ A pull whose server ends fails at once. On CPUs a server needs threads of XLA's 
 import socket
 import time
 import zlib
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from functools import cache
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
 import jax
@@ -83,6 +85,7 @@ class _Server:
         self._num_posts: Counter[tuple[int, int]] = Counter()
         self._addresses: dict[int, str] = {}
         self._connections: dict[int, Any] = {}
+        self._watchers = _Watchers()
         if not jax_devices.publish(f"{_FOLDER}{self._process}", self._server.address()):
             raise ProcessError("process 0 cannot be reached any more; its own output may say why")
 
@@ -100,20 +103,22 @@ class _Server:
 
     def wait(self, sender: int, arrays: Sequence[Any], timeout_s: float) -> None:
         """Waits until arrays have arrived from a process."""
-        for is_time in _moments(timeout_s):
-            if all(array.is_ready() for array in arrays):
-                break
-            if is_time:
-                self._check(sender)
-        else:
-            raise ProcessError(
-                f"process {sender} sent nothing to process {self._process} for {timeout_s:g} s; all processes must "
-                "move the same arrays in the same order"
-            )
+        if not all(array.is_ready() for array in arrays):
+            self._await(sender, list(arrays), timeout_s)
         try:
             jax.block_until_ready(list(arrays))
         except jax.errors.JaxRuntimeError as error:
             raise ProcessError(_lost(sender, str(error).splitlines()[0])) from error
+
+    def _await(self, sender: int, arrays: list[Any], timeout_s: float) -> None:
+        deadline, arrived = time.monotonic() + timeout_s, self._watchers.watch(arrays)
+        while not arrived.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise ProcessError(
+                    f"process {sender} sent nothing to process {self._process} for {timeout_s:g} s; all processes must "
+                    "move the same arrays in the same order"
+                )
+            self._check(sender)
 
     def _number(self, sender: int, receiver: int, stamp: int) -> int:
         """The number of the next post, which both ends count; a server has one sender and any receivers."""
@@ -146,6 +151,36 @@ class _Server:
             raise ProcessError(_lost(process, str(error))) from error
 
 
+class _Watchers:
+    """Threads that block until arrays are ready, so that whoever waits for them can do so with a limit.
+
+    A thread whose arrays never arrive is left alone: it ends with the process.
+    """
+
+    def __init__(self) -> None:
+        self._idle: deque[SimpleQueue[tuple[list[Any], Event]]] = deque()
+
+    def watch(self, arrays: list[Any]) -> Event:
+        """An event that is set once arrays are ready, or have failed."""
+        try:
+            orders = self._idle.pop()
+        except IndexError:
+            orders = SimpleQueue()
+            Thread(target=self._serve, args=(orders,), name="meshwright-arrivals", daemon=True).start()
+        event = Event()
+        orders.put((arrays, event))
+        return event
+
+    def _serve(self, orders: "SimpleQueue[tuple[list[Any], Event]]") -> None:
+        while True:
+            arrays, event = orders.get()
+            with suppress(Exception):  # whoever waits raises it
+                jax.block_until_ready(arrays)
+            del arrays  # a buffer lives as long as somebody refers to it
+            self._idle.append(orders)
+            event.set()
+
+
 @cache
 def _server() -> _Server:
     return _Server()
@@ -167,16 +202,6 @@ def _by_process(devices: Sequence[Any]) -> dict[int, list[int]]:
     for place, device in enumerate(devices):
         found[_process(device)].append(place)
     return dict(found)
-
-
-def _moments(timeout_s: float) -> Iterator[bool]:
-    """Moments to look for arrays, often at first; True where the process that sends them should be looked for, too."""
-    start = last = time.monotonic()
-    while (now := time.monotonic()) < start + timeout_s:
-        is_time = now > last + _LOOK_S
-        last = now if is_time else last
-        yield is_time
-        time.sleep(min(1e-3, (now - start) / 4))
 
 
 def _lost(process: int, cause: str) -> str:
