@@ -23,7 +23,7 @@ class Facts:
         self.graph, self.columns, self.nests = graph, graph.columns, nests
         signatures = self.columns.signatures
         self._kinds = [(n, signatures[n].primitive, nests[i]) for n, i in self.columns.examples.items()]
-        self.fusible = self.where(lambda _, nest: nest.fusible)
+        self.fusible = self.where(lambda name, nest: nest.fusible or name == "gather")
         self.contracts = self.where(lambda _, nest: nest.flops > 0)
         self.stacks = np.flatnonzero(self.where(lambda name, _: name == "loop_stack"))
         self.made = np.flatnonzero(self.columns.producer >= 0)

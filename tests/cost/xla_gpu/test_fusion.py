@@ -163,9 +163,21 @@ def test_look_ups_are_made_again_by_kernels_that_fuse_them(readers):
         x = table[rows]
         return x @ w if readers == "a product" else (x * w[: len(rows)], jnp.sum(jnp.exp(x), axis=0))
 
-    graph, _, live = fused(function, WIDE, jax.ShapeDtypeStruct((4,), jnp.int32), WIDE)
-    (found,) = made_by(graph, "gather")
-    assert (live.stop[found] > live.start[found]) == (readers == "a product")
+    graph, found, _ = fused(function, WIDE, jax.ShapeDtypeStruct((4,), jnp.int32), WIDE)
+    (value,) = made_by(graph, "gather")
+    assert found.kept[value] == (readers == "a product")
+
+
+@pytest.mark.parametrize("adds_to", ["the nodes", "zeros"])
+def test_a_scatter_computes_its_updates_unless_they_are_looked_up_in_what_it_changes(adds_to):
+    def summed(nodes, start, end):
+        sums = jax.ops.segment_sum(nodes[start], end, len(nodes))
+        return nodes + sums if adds_to == "the nodes" else jnp.tanh(sums)
+
+    ends = jax.ShapeDtypeStruct((64,), jnp.int32)
+    graph, found, _ = fused(summed, WIDE, ends, ends)
+    (value,) = made_by(graph, "gather")
+    assert found.kept[value] == (adds_to == "the nodes")
 
 
 @pytest.mark.parametrize("name", ["mlp", "llama-tiny", "moe-tiny", "wide-resnet-tiny"])

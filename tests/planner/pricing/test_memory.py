@@ -153,7 +153,7 @@ def test_resharded_copies_are_sent_ahead_or_cut_out_where_they_are_read(chosen):
     products = np.array([nest.flops > 0 for nest in back.grouping.nests])
     for item in back.resharded():
         first, last, is_sent = min(item.readers), max(item.readers), bool(back.hops(item))
-        fused = [back.graph.ops[i].primitive.startswith(("reduce_", "arg", "gather")) for i in item.readers]
+        fused = [back.graph.ops[i].primitive.startswith(("reduce_", "arg", "gather", "scatter")) for i in item.readers]
         fused = [one or back.grouping.nests[i].fusible for one, i in zip(fused, item.readers, strict=True)]
         kinds.add((is_sent, all(fused)))
         if is_sent:

@@ -10,8 +10,9 @@ The rules were derived from the programs that it compiles:
 - Products read matrices: dims that a product merges must be adjacent. A value computed in another order of dims is
   recomputed for each product that would have to transpose it, each in the order it needs.
 - A product reads its operands through operations on one value, such as a rectifier or an exponential: their result is
-  not in memory between the products that read it, while the value that it is made of is. So it is with look-ups and the
-  fused kernels that read them.
+  not in memory between the products that read it, while the value that it is made of is.
+- A look-up is computed by the kernels that read it, and a scatter computes its updates. Where the scatter's result is
+  added to a value, XLA scatters into that value; what is looked up in the same value is in memory then.
 - A kernel evaluates a value once for each index at which it reads it: once for every slice and every part of a
   concatenation on the way, and what those read again for each of theirs. XLA writes a value for which a kernel would
   evaluate another more than 15 times (`FusionNodeIndexingEvaluation`): every second level of an associative scan.
@@ -58,6 +59,8 @@ class Fusion(NamedTuple):
 def fuse(facts: Facts) -> Fusion:
     """Finds which values are in memory, and which are recomputed."""
     fuses = facts.fusible | facts.where(lambda name, _: name.startswith(("reduce_", "arg")))
+    if not facts.graph.on_cpu:  # where a scatter is a loop
+        fuses |= facts.where(lambda name, _: name.startswith("scatter"))
     stored = _in_memory(facts, fuses)
     stored[_shared(facts, COSTLY, stored)] = True
     fuses |= facts.where(lambda name, _: name == "gather")
@@ -68,6 +71,8 @@ def fuse(facts: Facts) -> Fusion:
     often = _evaluated_often(facts, kept)
     stored |= often
     kept |= often
+    looked_up = _looked_up_where_added(facts)
+    stored[looked_up] = kept[looked_up] = True
     apart = list(_apart(facts, kept, fuses))
     kept[[value for value, _ in apart]] = False
     passing = _made_again_by_readers(facts, fuses)
@@ -81,9 +86,27 @@ def _in_memory(facts: Facts, fuses: Bools) -> Bools:
     found = np.zeros(facts.columns.num_values, bool)
     found[facts.made] = ~facts.fusible[facts.maker]
     found[facts.columns.reads[~fuses[facts.columns.reader]]] = True
+    scatters = facts.where(lambda name, _: name.startswith("scatter"))
+    found[facts.columns.reads[facts.columns.start[:-1][scatters]]] = True
     found[[*facts.graph.inputs, *facts.ends]] = True
     found[list(facts.graph.constants)] = False
     return found
+
+
+def _looked_up_where_added(facts: Facts) -> Ints:
+    """What is looked up in values into which a scatter adds: XLA makes one scatter of it and of the sum that follows.
+
+    A kernel that changes a value cannot look up in it as well.
+    """
+    columns = facts.columns
+    adds = facts.where(lambda name, _: name in ("add", "add_any"))
+    sums = np.append(facts.where(lambda name, _: name.startswith(("scatter-add", "scatter_add"))), False)
+    ones = np.flatnonzero(adds[columns.reader] & sums[columns.producer[columns.reads]])
+    ones = ones[facts.num_readers[columns.reads[ones]] == 1]
+    first = columns.start[columns.reader[ones]]
+    others = columns.reads[2 * first + 1 - ones]
+    gathers = np.flatnonzero(facts.where(lambda name, _: name == "gather"))
+    return columns.first_made[gathers[np.isin(columns.reads[columns.start[gathers]], others)]]
 
 
 def _evaluated_often(facts: Facts, kept: Bools) -> Bools:
@@ -136,7 +159,7 @@ def _store_evaluated(reads, begin, first_made, num_made, producer, fusible, movi
 def _made_again_by_readers(facts: Facts, fuses: Bools) -> Bools:
     """The values that all readers make again from values in memory, on GPUs.
 
-    Products do so with what follows from one value that is not larger, fused kernels with look-ups.
+    Products do so with what follows from one value that is not larger.
     """
     columns, graph = facts.columns, facts.graph
     found = np.zeros(columns.num_values, bool)
@@ -148,10 +171,6 @@ def _made_again_by_readers(facts: Facts, fuses: Bools) -> Bools:
     for index in np.flatnonzero(alone).tolist():
         found[columns.first_made[index]] = ends[source[index]] or found[source[index]]
     found &= ~_in_memory(facts, fuses | facts.where(lambda name, _: name == "dot_general"))
-    looked_up = columns.first_made[facts.where(lambda name, _: name == "gather")]
-    whole = np.zeros(columns.num_values, bool)
-    whole[[*facts.ends, *columns.reads[~fuses[columns.reader]]]] = True
-    found[looked_up] = ~whole[looked_up]
     return found
 
 
