@@ -40,6 +40,7 @@ def decided(
     solve: Solve,
     say: Progress,
     cut: Cut = cut_traced,
+    counts: Sequence[int] | None = None,
 ) -> PlanData:
     """The plan of a step as one program, with as many microbatches as its method says or as are best.
 
@@ -51,19 +52,20 @@ def decided(
         solve: Makes the plan of a traced step by a method.
         say: Called with each stage.
         cut: Cuts a traced step's batch into parts.
+        counts: The numbers of microbatches to choose from where the method does not say; by default all that divide.
 
     Raises:
-        DoesNotFit: No plan fits, with any number of microbatches.
+        DoesNotFit: No plan fits, with any of these numbers of microbatches.
         ShardingError: The batch does not divide into as many parts as the method says.
     """
     positions = batch_argnums(traced) if batch is None else tuple(batch)
     if (
         method.microbatches == AUTO and isinstance(method, Auto) and method.profile
     ):  # measured once, not for each number
-        modelled = _Search(traced, positions, replace(method, profile=False), meshes, solve, say, cut).best()
+        modelled = _Search(traced, positions, replace(method, profile=False), meshes, solve, say, cut, counts).best()
         method = replace(method, microbatches=modelled.microbatches)
     elif method.microbatches == AUTO:
-        return _Search(traced, positions, method, meshes, solve, say, cut).best()
+        return _Search(traced, positions, method, meshes, solve, say, cut, counts).best()
     assert isinstance(method.microbatches, int)
     if method.microbatches == 1:
         return solve(traced, method)
@@ -117,10 +119,11 @@ class _Search:
     solve: Solve
     say: Progress
     cut: Cut
+    counts: Sequence[int] | None
 
     def best(self) -> PlanData:
         """The plan with the best number of microbatches."""
-        counts = divisors(batch_size(self.traced, self.positions))
+        counts = divisors(batch_size(self.traced, self.positions)) if self.counts is None else self.counts
         plans: list[PlanData] = []
         misfits: list[Compared] = []
         count = self._least_count(counts, misfits)
@@ -151,16 +154,26 @@ class _Search:
         """The fewest microbatches with which a plan may fit: all devices together hold every live value once.
 
         Where that is more than one, what one would need is added to what does not fit.
+
+        Raises:
+            DoesNotFit: It is more than those to choose from.
         """
         limit = self.meshes[0].memory_bytes
-        if limit is None or len(counts) < 2:
+        if limit is None or (len(counts) < 2 and self.counts is None):
             return 1
         room = limit * self.meshes[0].num_devices
         live, arguments = least_live_bytes(self.traced, self.meshes[0])
         if live <= room or arguments >= room:
             return 1
         misfits.append(self._misfit(1, live / self.meshes[0].num_devices))
-        return _following(counts, ceil((live - arguments) / (room - arguments))) or counts[-1]
+        least = ceil((live - arguments) / (room - arguments))
+        if self.counts is not None and least > counts[-1]:
+            raise DoesNotFit(
+                f"all devices together have no room for what {counts[-1]} microbatches hold",
+                needed_bytes=misfits[0].peak_bytes,
+                limit_bytes=int(limit * self.method.memory_fraction),
+            )
+        return _following(counts, least) or counts[-1]
 
     def _misfit(self, count: int, needed_bytes: float) -> Compared:
         shape, policy = tuple(self.meshes[0].sizes), self.traced.graph.recompute

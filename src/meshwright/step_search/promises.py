@@ -59,18 +59,15 @@ class Promises:
         best = min(promises, default=None, key=lambda one: (one.step_s, one.num_parts))
         return best if best is not None and best.step_s < (1 - _GAIN) * self.quickest else None
 
-    def learn(self, promise: Promise, peak_bytes: float, step_s: float | None = None) -> bool:
-        """Corrects what is expected by what a promise takes, and its time where it is known; whether it fits."""
+    def learn(self, promise: Promise, peak_bytes: float, step_s: float | None = None) -> None:
+        """Corrects what is expected by what a promise takes, and its time where it fits."""
         count, kept = promise.num_parts, promise.kept
         num_bytes, spare = kept.num_bytes / count, self.limit - peak_bytes
         self.tried[count, kept.policy] = kept
         self.room[count] = num_bytes + (spare if spare >= 0 else spare / self._freed(count, num_bytes, peak_bytes))
         if step_s is not None:
             self.late_s[count] += step_s - promise.step_s
-        if peak_bytes > self.limit:
-            return False
-        self.quickest = min(self.quickest, promise.step_s if step_s is None else step_s)
-        return True
+            self.quickest = min(self.quickest, step_s)
 
     def _freed(self, count: int, num_bytes: float, peak_bytes: float) -> float:
         """The part of what layers keep less by which the peak falls: what is computed again is held for a while."""
@@ -98,7 +95,7 @@ class Promises:
         said = f"{what[:1].upper()}{what[1:]}: that saves {format_bytes(saved)} on each device"
         said += f" and costs {kept.seconds / plan.step_s:.1%} of the step"
         if self.whole is None:
-            return (f"{said}; without it no plan of {plan.method} fits.",)
+            return (f"{said}; without it no plan of {plan.method} fits that keeps all devices at work.",)
         whole = self.whole
         count = f"{whole.microbatches} microbatches instead of {plan.microbatches}"
         return (f"{said}; without it {count}, {whole.step_s / plan.step_s - 1:+.1%} ({plan.method}, as simulated).",)

@@ -72,8 +72,8 @@ def decided(
     def cut(traced: Traced, positions: Sequence[int], count: int) -> Traced:
         return cut_as(traced.graph.recompute, tuple(positions), count)
 
-    def planned(policy: str, by: Method = method) -> PlanData:
-        return with_step(microbatches.decided(changed(policy), batch, by, meshes, solve, say, cut))
+    def planned(policy: str, by: Method = method, counts: Sequence[int] | None = None) -> PlanData:
+        return with_step(microbatches.decided(changed(policy), batch, by, meshes, solve, say, cut, counts))
 
     if method.recompute != AUTO:
         _check_host(method.recompute, meshes[0])
@@ -93,7 +93,7 @@ def decided(
 
     def unlimited(policy: str, by: Method, count: int) -> PlanData:
         parts = changed(policy) if count == 1 else cut_as(policy, tuple(positions), count)
-        return with_step(solve(parts, by, limited=False))
+        return solve(parts, by, limited=False)
 
     search = _Search(traced, positions, least, has_checkpoints, meshes, planned, unlimited, say, on_host_within)
     if not microbatches.is_free(method) or meshes[0].num_devices == 1:
@@ -212,8 +212,8 @@ class _Search:
         least: The policy by which nothing is computed again.
         has_checkpoints: Whether the step has its own, which are one more policy.
         meshes: The views that the search tries.
-        planned: Makes a plan with a policy by a method.
-        unlimited: The same in some microbatches, with as much memory as it takes.
+        planned: Makes a plan with a policy by a method, in one of some numbers of microbatches.
+        unlimited: Makes one in some microbatches, with as much memory as it takes; its step is not simulated.
         say: Called with each stage.
         on_host_within: As in `decided`.
     """
@@ -223,7 +223,7 @@ class _Search:
     least: str
     has_checkpoints: bool
     meshes: Sequence[Mesh]
-    planned: Callable[[str, Method], PlanData]
+    planned: Callable[..., PlanData]
     unlimited: Callable[[str, Method, int], PlanData]
     say: Progress
     on_host_within: float | None
@@ -240,16 +240,17 @@ class _Search:
         self.say(f"{method.name} without recomputation")
         misfits: list[DoesNotFit] = []
         plans: list[PlanData] = []
+        counts = self._counts(method)
 
-        def added(policy: str, by: Method) -> PlanData | None:
+        def added(policy: str, counts: Sequence[int] | None = None) -> PlanData | None:
             try:
-                plans.append(self.planned(policy, by))
+                plans.append(self.planned(policy, method, counts))
             except DoesNotFit as error:
                 misfits.append(error)
                 return None
             return plans[-1]
 
-        whole = added(self.least, method)
+        whole = added(self.least, counts)
         if whole is not None and whole.microbatches in (1, method.microbatches):
             return _Best(whole, ())  # nothing is gained by computing it again
         limit = misfits[-1].limit_bytes if whole is None else whole.memory.limit_bytes
@@ -258,9 +259,9 @@ class _Search:
         if promises is not None:
             plans += self._looked_into(promises, method)
         if self.has_checkpoints:
-            added(AS_WRITTEN, method)
-        if not plans:
-            added(FULL, method)
+            added(AS_WRITTEN, counts)
+        if not plans:  # in any number of microbatches, though devices may repeat one another's work
+            added(FULL)
         if not plans:
             raise min(misfits, key=lambda error: error.needed_bytes)
         best = simplest(plans)
@@ -285,7 +286,7 @@ class _Search:
             whole: A plan without recomputation that fits; None where none does.
             limit: Bytes that a plan may take.
         """
-        reference = self.unlimited(NONE, method, 1)
+        reference = with_step(self.unlimited(NONE, method, 1))
         assert reference.origin is not None
         regions = regions_of(reference.origin.call.program)
         if not regions:
@@ -294,15 +295,21 @@ class _Search:
         keeping = Keeping([LayerKind(one, n, figures) for one in regions for n in range(one.layers.num_kinds)])
         if isinstance(method.microbatches, int):
             return Promises(keeping, reference, [method.microbatches], limit, whole)
-        size, devices = microbatches.batch_size(self.traced, self.positions), self.meshes[0].num_devices
-        counts = microbatches.divisors(size)
+        counts = self._counts(method)
         if whole is not None:
             counts = [count for count in counts if count <= whole.microbatches]
-        elif method.spreads_batch and size:
-            counts = spread_alike(counts, size, devices)
         if whole is None and len(counts) > 1 and not self._may_be_cut(counts[-1]):
             counts = [1]
         return Promises(keeping, reference, counts, limit, whole)
+
+    def _counts(self, method: Method) -> list[int]:
+        """The numbers of microbatches to choose from: those that a method spreads over as many devices as the batch.
+
+        In others devices repeat one another's work, which takes longer than to compute everything again.
+        """
+        size = microbatches.batch_size(self.traced, self.positions)
+        counts = microbatches.divisors(size)
+        return spread_alike(counts, size, self.meshes[0].num_devices) if method.spreads_batch and size else counts
 
     def _may_be_cut(self, count: int) -> bool:
         try:
@@ -329,8 +336,12 @@ class _Search:
                 continue
             if plan.memory.host_bytes > _host_room(plan):
                 promises.learn(promise, inf)
-            elif promises.learn(promise, plan.memory.peak_bytes, plan.step_s):
-                plans.append(replace(plan, memory=replace(plan.memory, limit_bytes=round(promises.limit))))
+            elif plan.memory.peak_bytes > promises.limit:
+                promises.learn(promise, plan.memory.peak_bytes)
+            else:
+                plan = with_step(replace(plan, memory=replace(plan.memory, limit_bytes=round(promises.limit))))
+                promises.learn(promise, plan.memory.peak_bytes, plan.step_s)
+                plans.append(plan)
         return plans
 
     def _kept(self, promise: Promise, method: Method) -> PlanData:

@@ -67,10 +67,12 @@ def or_stages(
     if not may_be or cluster.num_devices == 1 or plan.mesh.is_cpu or (budget.seconds is not None and budget.is_over):
         return plan
     try:
-        staged = list(_recipes(plan, traced, cluster, method, batch, say, budget, known))
+        staged = sorted(_recipes(plan, traced, cluster, method, batch, say, budget, known), key=lambda one: one.step_s)
+        while staged and staged[0].step_s < plan.step_s and not _runs(staged[0], traced, batch):
+            del staged[0]
     except (DoesNotFit, ShardingError):  # the step has no layers, or sizes that stages do not allow
         return plan
-    best = min(staged, key=lambda one: one.step_s, default=plan)
+    best = staged[0] if staged else plan
     if best.step_s >= (1 - NEARLY) * plan.step_s:
         return against(simpler(plan, best), staged)
     said = (
@@ -118,10 +120,13 @@ def _recipes(
             return bounds.get((stages, count), np.inf) * slower(tensor) < wanted_s
 
         if search.best_recipe(stages, is_worth) is not None:
-            found = describe(search, traced, method, 0.0)
-            proven_order(stage_instructions(found))
-            if not why_not_cut(found, traced, batch):
-                yield with_step(found)
+            yield with_step(describe(search, traced, method, 0.0))
+
+
+def _runs(plan: PlanData, traced: Traced, batch: Sequence[int]) -> bool:
+    """Whether a step can run in the stages of a plan; this cuts it, so only plans that may be taken are asked."""
+    proven_order(stage_instructions(plan))
+    return not why_not_cut(plan, traced, batch)
 
 
 def _slower(search: PipelineSearch, plan: PlanData, tensor: int) -> float:
