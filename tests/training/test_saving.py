@@ -4,6 +4,7 @@ import asyncio
 import resource
 import subprocess
 import sys
+import time
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -82,6 +83,20 @@ def test_an_error_in_the_background_is_raised_once_by_whatever_comes_next(tmp_pa
     assert steps(tmp_path) == ["1"]
     mw.save(tmp_path, 3, state)
     assert steps(tmp_path) == ["1", "3"]
+
+
+def test_an_error_in_the_background_is_said_before_anything_waits_for_it(tmp_path, caplog, monkeypatch):
+    def fail(number):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    saving = mw.save(tmp_path, 2, {"w": jnp.ones(4)}, wait=False)
+    while not saving.is_done:
+        time.sleep(0.01)
+    [said] = [record.getMessage() for record in caplog.records if record.name == "meshwright"]
+    with pytest.raises(mw.CheckpointError, match=r"step 2 could not be saved in .*: the disk is full") as raised:
+        saving.wait()
+    assert said == str(raised.value)
 
 
 def test_writes_that_end_after_a_failed_save_print_nothing_and_other_errors_are_printed(tmp_path, monkeypatch):

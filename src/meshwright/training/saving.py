@@ -29,6 +29,8 @@ from meshwright.training.late_writes import drop_late_writes
 from meshwright.training.program_end import call_at_end
 from meshwright.training.save_barrier import SaveBarrier
 
+log = logging.getLogger("meshwright")
+
 
 class _WithoutTracebacks(logging.Filter):
     """Drops the tracebacks that Orbax's threads log: the error is raised as well, and is then said in one sentence."""
@@ -65,6 +67,7 @@ class Saving:
         self._error: CheckpointError | None = None
         self._barrier = SaveBarrier()
         self._is_writing = False
+        self._is_awaited = False
         self._quiet = _WithoutTracebacks()
 
     def __str__(self) -> str:
@@ -80,8 +83,9 @@ class Saving:
 
         Raises:
             CheckpointError: It could not be saved. It is raised once: by this method, the next `mw.save` or
-                `mw.restore`, whichever comes first.
+                `mw.restore`, whichever comes first. Until then the log has it, as soon as it is known.
         """
+        self._is_awaited = True
         if self._thread is not None:
             self._thread.join()
         error, self._error = self._error, None
@@ -141,9 +145,9 @@ class Saving:
 
     def _attempt(self, do: Callable[[], None]) -> None:
         """Turns whatever fails into an error that says what is intact."""
-        log = logging.getLogger("absl")
+        orbax_log = logging.getLogger("absl")
         try:
-            log.addFilter(self._quiet)
+            orbax_log.addFilter(self._quiet)
             drop_late_writes()
             do()
         except _Exists:
@@ -163,7 +167,7 @@ class Saving:
                 "state is lost: save it again, here or elsewhere"
             ) from error
         finally:
-            log.removeFilter(self._quiet)
+            orbax_log.removeFilter(self._quiet)
 
     def _give_up(self) -> None:
         if self._manager is not None:
@@ -179,6 +183,8 @@ class Saving:
             self._error = error
         except BaseException as error:  # it must reach the thread that waits
             self._error = CheckpointError(f"step {self._step} could not be saved: {reason(error)}")
+        if self._error is not None and not self._is_awaited:  # the next save may be hours away
+            log.error("%s", self._error)
 
 
 _pending: Saving | None = None  # the last save in the background: there is one at a time
