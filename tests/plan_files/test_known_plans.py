@@ -62,12 +62,29 @@ def test_another_program_or_other_chips_are_planned_anew(tmp_path, given):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_damaged_plan_is_made_anew(tmp_path, caplog):
+def cut_off(data):
+    return json.dumps(data)[:1000]
+
+
+def with_a_damaged_operation(data):
+    data["ops"][-1][2] = None
+    return json.dumps(data)
+
+
+def with_a_damaged_program(data):
+    data["program"]["form"] = data["program"]["form"][:-8]
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize("damaged", [cut_off, with_a_damaged_operation, with_a_damaged_program])
+def test_a_damaged_plan_is_made_anew(tmp_path, caplog, damaged):
     planned(tmp_path)
     path = mark(tmp_path)
-    path.write_text(path.read_text()[:1000])
+    path.write_text(damaged(json.loads(path.read_text())))
     with caplog.at_level(logging.WARNING, logger="meshwright"):
-        assert planned(tmp_path)[1].remarks == ()
+        step, plan = planned(tmp_path)
+        step(W, X)
+    assert plan.remarks == ()
     assert "is made anew: " in caplog.text
     assert json.loads(path.read_text())["remarks"] == []
 

@@ -56,7 +56,9 @@ def known_or_made(
 
 def _read(path: Path, traced: Traced) -> PlanData | None:
     try:
-        return of_call(load_plan(path), traced)
+        plan = load_plan(path)
+        _ = plan.ops, plan.form  # a run needs them, and a file's lists are read on first use: damage is to be found now
+        return of_call(plan, traced)
     except PlanFileError as error:
         log.warning("the plan in %s is made anew: %s", path, error)
         return None
