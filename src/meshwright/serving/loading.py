@@ -18,7 +18,7 @@ from meshwright.hardware.load import is_local
 from meshwright.hf.files import folder_of, read_json
 from meshwright.hf.model import Model, load
 from meshwright.parallelism.sentence import plain_sentence
-from meshwright.planner.methods import Method
+from meshwright.planner.methods import Auto, Method
 from meshwright.planning import plan
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import Say, progress
@@ -54,6 +54,7 @@ class ModelPlan:
         method: How each stage is split.
         replicas: How many there are.
         stages: Into how many stages of layers each is cut.
+        devices: How many each stage has.
         prompts: Where prompts are computed, if apart.
     """
 
@@ -64,6 +65,7 @@ class ModelPlan:
     method: Method | str | None
     replicas: int = 1
     stages: int = 1
+    devices: int = 1
     prompts: "ModelPlan | None" = None
 
     @cached_property
@@ -73,10 +75,15 @@ class ModelPlan:
 
     @cached_property
     def prefill(self) -> Plan:
-        """The plan of a step that computes one chunk of a prompt beside one running sequence."""
+        """The plan of a step that computes one chunk of a prompt, with parameters and cache where `decode` has them."""
         if self.prompts is not None:
             return self.prompts.prefill
-        return self._plan(StepShape(1, 1, self.limits.chunk, False, self._width), self.method)
+        same: Method | None = None
+        if self.devices > 1:
+            kept = [tensor for tensor in self.decode.arguments if tensor.path not in ("last", "packed")]
+            fix = {tensor.path: PartitionSpec(*tensor.spec) for tensor in kept}
+            same = Auto(fix=fix, mesh_shapes=(tuple(self.decode.mesh.shape.values()),))
+        return self._plan(StepShape(0, 1, self.limits.chunk, False, self._width), same)
 
     @property
     def _width(self) -> int:
@@ -87,6 +94,7 @@ class ModelPlan:
         decoder = self._of_stage
         step = partial(decoder.step, shape)
 
+        @partial(jax.jit, donate_argnums=1)
         def decode_step(params: PyTree, cache: PyTree, last: PyTree, packed: PyTree) -> PyTree:
             return step(params, cache, last, packed)
 
@@ -126,13 +134,19 @@ class ModelPlan:
                 f"{format_bytes(cache)} of cache in {self.decoder.cache.dtype}: {self.decoder.cache.described}",
                 f"at most {limits.slots} sequences of {limits.max_len} tokens at once, {limits.chunk} tokens of "
                 f"prompts in a step beside them, {limits.queue} requests in the queue",
-                f"running sequences: {plain_sentence(self.decode)}",
-                f"prompts: {plain_sentence(self.prefill)}",
+                *self._split(),
                 f"predicted at a context of {context}: {format_seconds(prices.decode_s(1, context))} a token with one "
                 f"sequence, {format_seconds(prices.decode_s(limits.slots, context))} with {limits.slots}; "
                 f"{format_seconds(prices.prefill_s(limits.chunk))} for {limits.chunk} tokens of a prompt",
             ]
         )
+
+    def _split(self) -> list[str]:
+        """How steps are split; on one device there is nothing to plan."""
+        prompts = self.prompts or self
+        if self.devices == prompts.devices == 1:
+            return ["each step on one device: nothing is split"]
+        return [f"running sequences: {plain_sentence(self.decode)}", f"prompts: {plain_sentence(self.prefill)}"]
 
     def _arranged(self) -> list[str]:
         """What there is to say of several engines."""
@@ -242,10 +256,17 @@ def _fitting(
             if slo is not None:
                 limits, cache = chosen(config, keeping(slo, prices, limits, asked), *size)
             layout = ModelPlan(
-                Decoder.of(config, cache), limits, prices, part, staged.method or method, staged.count, staged.stages
+                Decoder.of(config, cache),
+                limits,
+                prices,
+                part,
+                staged.method or method,
+                staged.count,
+                staged.stages,
+                staged.devices,
             )
-            if group.num_devices > group.count:
-                layout.decode  # noqa: B018, which plans, and says whether it fits
+            if staged.devices > 1:
+                layout.decode, layout.prefill  # noqa: B018, which plans, and says whether they fit
             return layout
         except DoesNotFit as error:
             refused = error if refused is None or error.needed_bytes < refused.needed_bytes else refused

@@ -104,25 +104,28 @@ def chosen(
     contiguous = (sizes.cache or ("slots" if gpu else "paged")) == "slots"
     block = max_len if contiguous else min(sizes.block_size or _BLOCK, max_len)
     stored, own = sizes.cache_dtype or config.dtype, of_stage(config, stages)
-    per_block = block * _bytes_per_token(own, stored) * stages
-    if sizes.blocks is None:
-        memory = min(_memory_bytes(), _OF_MEMORY * device_bytes) * devices
-        room = memory - _other_bytes(own, sizes.slots or most_slots, chunk)
-        wanted = (sizes.slots or most_slots) * -(-max_len // block)
-        blocks = min(wanted, max(0, int(room // per_block)))
-        least = -(-max_len // block)
-        if blocks < least:
-            needed = int(_other_bytes(own, sizes.slots or most_slots, chunk) + least * per_block)
-            where = f" on the devices of each of {stages} stages" if stages > 1 else ""
-            raise DoesNotFit(
-                f"the parameters and a cache for one sequence of {max_len} tokens need {format_bytes(needed)}{where}, "
-                f"and there are {format_bytes(memory)}; use more devices, or a smaller max_len",
-                needed_bytes=needed,
-                limit_bytes=int(memory),
-            )
+    wanted, per_sequence = sizes.slots or most_slots, -(-max_len // block)
+    needs = _Needs.of(own, stored, contiguous, max_len)
+    block_bytes = block * _bytes_per_token(own, stored) * stages
+    memory = min(_memory_bytes(), _OF_MEMORY * device_bytes) * devices
+    fixed, each = needs.params + chunk * needs.of_prompt, needs.of_sequence
+    if contiguous:  # each sequence has a block
+        fewest, each = 1, each + block_bytes
+        most = sizes.blocks or wanted
     else:
-        blocks = sizes.blocks
-    slots = min(sizes.slots or most_slots, blocks) if contiguous else sizes.slots or most_slots
+        fewest, fixed, each = sizes.blocks or per_sequence, fixed + wanted * each, block_bytes
+        most = sizes.blocks or wanted * per_sequence
+    needed, blocks = int(fixed + fewest * each), min(most, int(max(0, memory - fixed) // each))
+    if blocks < fewest:
+        where = f" on the devices of each of {stages} stages" if stages > 1 else ""
+        held = f"{fewest} blocks of {block} tokens" if fewest == sizes.blocks else f"one sequence of {max_len} tokens"
+        raise DoesNotFit(
+            f"the parameters, a cache for {held}, and what steps compute need {format_bytes(needed)}{where}, and there "
+            f"are {format_bytes(memory)}; use more devices, a smaller max_len or chunk, or fewer blocks",
+            needed_bytes=needed // devices,
+            limit_bytes=int(memory) // devices,
+        )
+    slots = min(wanted, blocks) if contiguous else wanted
     blocks = slots if contiguous else blocks
     reuse = _REUSED if contiguous else 0
     limits = Limits(slots, block, blocks, chunk, chunk + slots, sizes.queue or _QUEUED * slots, max_len, reuse)
@@ -161,11 +164,32 @@ def _bytes(kinds: Any) -> int:
     return sum(prod(kind.shape) * kind.dtype.itemsize for kind in jax.tree.leaves(kinds))
 
 
-def _other_bytes(config: Any, slots: int, chunk: int) -> float:
-    """Parameters, and a rough bound of what a step computes between them: its widest rows, and scores of tokens."""
-    decoder = Decoder.of(config, PagedCache(1, 1, config.dtype))
-    widest = max(getattr(config, "ffn", None) or 4 * config.hidden, config.hidden)
-    return _bytes(decoder.params()) + 4 * (4 * (chunk + slots) * widest + 4 * slots * config.vocab)
+@dataclass(frozen=True)
+class _Needs:
+    """Bytes beside the cache: rough bounds of what a step holds at once, `tests/serving/test_sizes.py` holds them to.
+
+    Attributes:
+        params: Of the parameters, and of one layer's experts once more, out of which few tokens pick theirs.
+        of_prompt: Of a step, for each token of a prompt: its widest rows, and its scores where they are written out.
+        of_sequence: For each running sequence: these, the scores of all words, and the keys and values of one layer
+            where attention reads a copy of them, out of pages or brought back from 8 bits.
+    """
+
+    params: float
+    of_prompt: float
+    of_sequence: float
+
+    @classmethod
+    def of(cls, config: Any, stored: str, contiguous: bool, max_len: int) -> "_Needs":
+        decoder = Decoder.of(config, PagedCache(1, 1, config.dtype))
+        written_out = not decoder.has_kernel()
+        widest = max(getattr(config, "ffn", None) or 4 * config.hidden, config.hidden) * getattr(config, "active", 1)
+        rows, scores = 20 * widest, 8 * config.heads * max_len * written_out
+        copies = (1 + written_out) * (not contiguous or stored in EIGHT_BITS)
+        copied = copies * max_len * _bytes_per_token(replace(config, layers=1), config.dtype)
+        params = decoder.params()
+        picked = _bytes(params["layers"][0]) if getattr(config, "experts", 0) else 0
+        return cls(_bytes(params) + picked, rows + scores, rows + scores + copied + 16 * config.vocab)
 
 
 def _memory_bytes() -> float:

@@ -1,6 +1,7 @@
 """Attention over a cache: cuDNN's kernels where the chip has them for the shapes, the scores written out elsewhere."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +32,7 @@ def attend_last(q: Array, k: Array, v: Array, positions: Array, options: Scoring
         options: What the layer says.
     """
     q = q[:, None]
-    if not _has_kernel(q, options):
+    if not has_kernel(q, options):
         return _plain(q, k, v, positions[:, None], options)[:, 0]
     if options.window is None:  # the kernel reads as many keys as there are, where a mask would have it read all
         mixed = jax.nn.dot_product_attention(
@@ -52,7 +53,7 @@ def attend_chunk(q: Array, k: Array, v: Array, positions: Array, options: Scorin
         positions: The position of each query, (sequences, tokens).
         options: What the layer says.
     """
-    if not _has_kernel(q, options):
+    if not has_kernel(q, options):
         return _plain(q, k, v, positions, options)
     return _masked(q, k, v, positions, options)
 
@@ -62,7 +63,8 @@ def attend_start(q: Array, k: Array, v: Array, options: Scoring) -> Array:
     return attend(q, k, v, causal=True, **vars(options))
 
 
-def _has_kernel(q: Array, options: Scoring) -> bool:
+def has_kernel(q: Any, options: Scoring) -> bool:
+    """Whether cuDNN mixes for such queries on this machine."""
     refused = jax.default_backend() != "gpu" or why_cudnn_refuses(q, options.sinks, options.cap)
     return options.kind != "plain" and not refused
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.errors import ServingError
-from meshwright.serving.models.attention import Scoring
+from meshwright.serving.models.attention import Scoring, has_kernel
 from meshwright.serving.models.caches import Cache, SlotCache
 from meshwright.serving.models.work import Prompts, Running, StepShape
 from meshwright.zoo.layers import Array, PyTree
@@ -52,6 +52,12 @@ class Decoder:
     @property
     def head_dim(self) -> int:
         return getattr(self.config, "head_dim", None) or self.config.hidden // self.config.heads
+
+    def has_kernel(self) -> bool:
+        """Whether this machine has a kernel for the attention of all layers, so that no scores are written out."""
+        q = jax.ShapeDtypeStruct((1, 1, self.config.heads, self.head_dim), self.config.dtype)
+        sinks = self.params()["layers"][0].get("sinks")
+        return has_kernel(q, Scoring(self.config.attention, None, 1.0, sinks, getattr(self.config, "score_cap", None)))
 
     def arrays(self) -> PyTree:
         """The types of the cache's arrays."""

@@ -124,12 +124,9 @@ def draw(
         The last token of each slot, and what `Drawn.unpack` reads.
     """
     how = Draw.unpack(packed)
-    scores = scores.astype(jnp.float32)
-    logprobs = scores - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-    lines = jnp.arange(scores.shape[0])[:, None]
     past = scores.shape[1]
-    stops = jnp.where(how.held[:, None] & (how.stops >= 0), how.stops, past)
-    allowed = (scores if changed is None else changed).at[lines, stops].set(-jnp.inf, mode="drop")
+    total = jax.nn.logsumexp(scores.astype(jnp.float32), axis=-1, keepdims=True)
+    allowed = jnp.where(_held_back(how, past), -jnp.inf, (scores if changed is None else changed).astype(jnp.float32))
     tokens = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
     if kind >= Kind.DRAWN:
         scaled = allowed / jnp.where(how.temperature > 0, how.temperature, 1)[:, None]
@@ -138,10 +135,10 @@ def draw(
         noise = jax.vmap(lambda seed, index: _gumbel(seed, index, past))(how.seed, how.drawn)
         random = jnp.argmax(scaled + noise, axis=-1).astype(jnp.int32)
         tokens = jnp.where(how.temperature > 0, random, tokens)
-    taken = jnp.take_along_axis(logprobs, tokens[:, None], axis=1)
+    taken = jnp.take_along_axis(scores, tokens[:, None], axis=1).astype(jnp.float32) - total
     columns = [tokens[:, None], _bits(taken)]
     if kind >= Kind.LISTED:
-        top, which = jax.lax.top_k(logprobs, min(listed, past))
+        top, which = jax.lax.top_k(scores.astype(jnp.float32) - total, min(listed, past))
         columns += [which.astype(jnp.int32), _bits(top)]
     return last.at[how.slots].set(tokens, mode="drop"), jnp.concatenate(columns, axis=1)
 
@@ -163,6 +160,16 @@ def draw_shaped(
     changed = shaped(scores, seen.at[slots].get(mode="fill", fill_value=0), shapes)
     last, drawn = draw(Kind.SHAPED, listed, scores, last, packed, changed)
     return last, seen.at[slots, drawn[:, 0]].add(1, mode="drop"), drawn
+
+
+def _held_back(how: Draw, vocab: int) -> Array:
+    """Which tokens no row may draw yet; compared one by one, since a scatter would copy the scores of all tokens."""
+    tokens = jnp.arange(vocab)
+    stops = jnp.where(how.held[:, None], how.stops, -1)
+    found = jnp.zeros((len(stops), vocab), bool)
+    for number in range(MOST_STOPS):
+        found |= stops[:, number, None] == tokens
+    return found
 
 
 def _gumbel(seed: Array, index: Array, vocab: int) -> Array:

@@ -4,18 +4,19 @@ from dataclasses import dataclass, fields
 
 from meshwright.errors import ServingError
 
-_ROWS_APART = 8  # a product with few rows takes about as long as with one
+#: A product with few rows takes about as long as with one; from `_FEW` on every row counts.
+_ROWS_APART, _FEW, _MANY_APART = 8, 64, 4
 
 
 def row_ladder(slots: int) -> tuple[int, ...]:
     """The numbers of rows that are compiled.
 
-    >>> row_ladder(256), row_ladder(4)
-    ((1, 8, 64, 256), (1, 4))
+    >>> row_ladder(384), row_ladder(4)
+    ((1, 8, 64, 256, 384), (1, 4))
     """
     steps = [1]
-    while steps[-1] * _ROWS_APART < slots:
-        steps.append(steps[-1] * _ROWS_APART)
+    while (following := steps[-1] * (_ROWS_APART if steps[-1] < _FEW else _MANY_APART)) < slots:
+        steps.append(following)
     return (*steps, slots) if slots > 1 else (1,)
 
 
