@@ -211,33 +211,71 @@ def as_first(eqn: Any) -> Equation:
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=type(names)(kept)))
 
 
-def scan_of(eqn: Any, stack: Sequence[Any], body: Any, counts: tuple[int, int], types: Sequence[Any]) -> ClosedJaxpr:
-    """A jaxpr that runs the scan of an equation with another body.
+def on_types(eqn: Any, avals: Sequence[Any], params: Any) -> Any:
+    """An equation with other parameters on operands of other types, with the types of its results."""
+    fits = (
+        v.aval.shape == aval.shape and v.aval.dtype == aval.dtype for v, aval in zip(eqn.invars, avals, strict=True)
+    )
+    if params is eqn.params and all(fits):
+        return eqn
+    with eqn.ctx.manager:
+        found, _ = eqn.primitive.abstract_eval(*avals, **params)
+    made = found if eqn.primitive.multiple_results else [found]
+    pairs = zip(eqn.invars, avals, strict=True)
+    operands = [v if isinstance(v, Literal) and v.aval.dtype == aval.dtype else variable(aval) for v, aval in pairs]
+    return eqn.replace(params=dict(params), invars=operands, outvars=list(map(variable, made)))
+
+
+def with_bodies(eqn: Any, bodies: Sequence[ClosedJaxpr]) -> Equation:
+    """The equation of a conditional or a checkpoint that runs other jaxprs, with the operands that these take."""
+    operands, results = (list(map(variable, avals)) for avals in (bodies[0].in_avals, bodies[0].out_avals))
+    if "branches" in eqn.params:
+        kept = {"branches": tuple(bodies)}
+        return eqn.replace(params=eqn.params | kept, invars=[eqn.invars[0], *operands], outvars=results)
+    key = _CALLS[eqn.primitive.name]
+    inner = bodies[0] if isinstance(eqn.params[key], ClosedJaxpr) else bodies[0].jaxpr
+    return eqn.replace(params={**eqn.params, key: inner}, invars=operands, outvars=results)
+
+
+# Stands for the body of a loop while JAX makes the loop's parameters, which differ between its releases.
+_trip = jex_core.Primitive("trip")
+_trip.multiple_results = True
+_trip.def_abstract_eval(lambda *_, results: list(results))
+
+
+def scan_of(eqn: Any, body: ClosedJaxpr, counts: tuple[int, int]) -> Equation:
+    """A scan like another one, with another body, whose operands and results are in the order of those of the body.
 
     Args:
-        eqn: The equation of the scan.
-        stack: Name stacks of the calls around it, which were inlined.
-        body: The closed jaxpr of its body.
-        counts: How many of the operands are the same for all trips, and how many its carry.
-        types: The types of the operands.
+        eqn: The equation of the other scan.
+        body: The closed jaxpr of the body, without constants.
+        counts: How many of its operands are the same for all trips, and how many are carried.
     """
     first, second = counts[0], sum(counts)
     options = {name: eqn.params[name] for name in ("length", "reverse", "unroll") if name in eqn.params}
+    carried, returned = body.in_avals[first:second], body.out_avals[counts[1] :]
 
-    def scan(*operands: Any) -> list[Any]:
+    def scan(consts: list[Any], carry: list[Any], xs: list[Any]) -> Any:
         def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-            results = jex_core.jaxpr_as_fun(body)(*operands[:first], *carry, *x)
-            return results[: counts[1]], results[counts[1] :]
+            made = _trip.bind(*consts, *carry, *x, results=(*carried, *returned))
+            return made[: counts[1]], made[counts[1] :]
 
-        with in_place_of(eqn, stack):
-            carry, stacked = jax.lax.scan(step, list(operands[first:second]), list(operands[second:]), **options)
-        return [*carry, *stacked]
+        return jax.lax.scan(step, carry, xs, **options)
 
-    kinds = [
-        t if is_on_host(t) else jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False))
-        for t in types
-    ]
-    return jax.make_jaxpr(scan)(*kinds)
+    stacks = [aval.update(shape=(options["length"], *aval.shape)) for aval in body.in_avals[second:]]
+    kinds = [_given_type(aval) for aval in (*body.in_avals[:second], *stacks)]
+    with eqn.ctx.manager:
+        closed = jax.make_jaxpr(scan)(kinds[:first], kinds[first:second], kinds[second:])
+    (found,) = closed.jaxpr.eqns
+    assert list(found.invars) == list(closed.jaxpr.invars), "JAX has reordered the operands of a loop"
+    return found.replace(params={**found.params, "jaxpr": body}, source_info=eqn.source_info, ctx=eqn.ctx)
+
+
+def _given_type(aval: Any) -> Any:
+    """A type as an argument of a function that is traced."""
+    if is_on_host(aval):
+        return aval
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def inner_jaxprs(eqn: Any) -> list[Any]:
@@ -337,17 +375,6 @@ def in_place_of(eqn: Any, stack: Sequence[Any] = ()) -> Iterator[None]:
         names = names + around
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
         yield
-
-
-def bind_checkpoint(
-    eqn: Any, function: Callable[..., Any], operands: Sequence[Any], stack: Sequence[Any] = ()
-) -> list[Any]:
-    """Runs a function under the checkpoint of an equation; it must close over no arrays."""
-    closed = trace(function, operands)
-    assert not closed.consts, "what a checkpoint reads must be among its operands"
-    key = _CALLS[eqn.primitive.name]
-    inner = closed if isinstance(eqn.params[key], ClosedJaxpr) else closed.jaxpr
-    return bind(eqn.replace(params={**eqn.params, key: inner}), operands, stack)
 
 
 def key_shape(dtype: Any) -> tuple[int, ...]:

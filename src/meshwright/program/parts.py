@@ -1,7 +1,9 @@
 """Takes a part out of a program as a program of its own, and puts the operations of a jaxpr into one."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import jax
 
 from meshwright.program.program import UNPLANNED, Operation, Program
 
@@ -64,3 +66,19 @@ def inlined(
         operations.append(operation._replace(inputs=read, outputs=made))
     same = {number: numbers[value] for value, number in zip(part.outputs, outputs, strict=True)}
     return operations, {number: value for number, value in same.items() if number != value}
+
+
+def added(program: Program, function: Callable[..., Any], operands: Sequence[int]) -> tuple[list[Operation], list[int]]:
+    """The operations of what a function computes of some values of a program, and the numbers of its results.
+
+    Args:
+        program: The program, which gets new values; the operations are its caller's to put into it.
+        function: Returns a list of arrays.
+        operands: The values that it is given.
+    """
+    types = [program.types[value] for value in operands]
+    like = [jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False)) for t in types]
+    closed = jax.make_jaxpr(function)(*like)
+    results = [program.add_value(aval) for aval in closed.out_avals]
+    operations, same = inlined(program, closed, operands, results)
+    return operations, [same.get(value, value) for value in results]

@@ -114,7 +114,7 @@ class Operation(NamedTuple):
         numbers = {id(var): value for var, value in zip(self.equation.outvars, self.outputs, strict=True)}
         inputs = tuple(value for value, is_read in zip(self.inputs, reads, strict=True) if is_read)
         outputs = tuple(numbers[id(var)] for var in equation.outvars)
-        regions = tuple(Program.of(body, UNPLANNED) for body in _bodies(equation))
+        regions = tuple(Program.of(body, UNPLANNED) for body in bodies_of(equation))
         return self._replace(equation=equation, inputs=inputs, outputs=outputs, regions=regions)
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
@@ -313,7 +313,7 @@ class _Reading:
 
     def _with_regions(self, operation: Operation) -> Operation:
         """An operation with what it runs, and with the ids for all of it."""
-        bodies = _bodies(operation.equation)
+        bodies = bodies_of(operation.equation)
         if not bodies:  # a call in a form that is not known is one operation
             return operation
         self.next_id = operation.id + operation.num_carry + len(operation.slice_ids)
@@ -329,7 +329,7 @@ class _Reading:
         return scope
 
 
-def _bodies(equation: Any) -> list[Any]:
+def bodies_of(equation: Any) -> list[Any]:
     """The closed jaxprs of an equation's regions."""
     name, params = equation.primitive.name, equation.params
     if name == SCAN:

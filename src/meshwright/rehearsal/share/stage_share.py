@@ -18,14 +18,14 @@ from meshwright import jax_compat
 from meshwright.graph import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.plans.tensor import Spec, Tensor
+from meshwright.program.program import Operation
 from meshwright.rehearsal.share import stand_ins
 from meshwright.rehearsal.share.indices import Indices
 from meshwright.rehearsal.share.local_equation import local_shape, run_local
 from meshwright.rehearsal.share.one_share import OneShare
 from meshwright.rehearsal.share.program import drawn, longest
 from meshwright.runtime.checking.verify_stages import staged_program
-from meshwright.runtime.microbatches.cut_operations import Cut
-from meshwright.runtime.microbatches.part_program import Instruction, Key
+from meshwright.runtime.microbatches.part import Key
 from meshwright.runtime.program.evaluate import Entry, Evaluator
 from meshwright.runtime.spmd import compiler_options
 from meshwright.runtime.stages.cutting.packs import Packs
@@ -134,11 +134,9 @@ class StageShare:
     def _pass(self, index: Any, *args: Any) -> list[Any]:
         """A pass over one replica's rows of a microbatch."""
         own, program = self.own, self.program
-        env: dict[Key, Any] = own.constants()
-        for key, x in zip(program.inputs, args, strict=False):
-            env[key] = self._enter(key, x, index)
+        given = {key: self._enter(key, x, index) for key, x in zip(program.inputs, args, strict=False)}
         specs = own.specs | {key: self._leaf_spec(key[0]) for key in program.inputs if key[0] in own.leaf_specs}
-        values = _Pieces(self).run(program, env, index * own.devices.num_replicas, specs, {}, {})
+        values = _Pieces(self).run(program, given, index * own.devices.num_replicas, specs, {}, {})
         sums = zip(program.totals, args[len(program.inputs) :], strict=True)
         return [*(values[key] for key in program.outputs), *(self._add(v, x, values[v, None]) for v, x in sums)]
 
@@ -167,17 +165,17 @@ class StageShare:
     def _update(self, *args: Any) -> list[Any]:
         """A round of the update: every value is split as state that it is connected with."""
         own, program, given = self.own, self.program, iter(args)
-        env: dict[Key, Any] = own.constants()
+        env = dict(own.step.program.constants)
         for key in self.packs.single(program):
-            env[key] = self._total(key[0], [next(given) for _ in own.parts(key[0], program)])
+            env[key[0]] = self._total(key[0], [next(given) for _ in own.parts(key[0], program)])
         for pack in self.packs.read(program):
             values = next(given)
-            env |= {(v, None): values[i].reshape(own.types[v].shape) for i, v in enumerate(self.packs.values[pack])}
+            env |= {v: values[i].reshape(own.types[v].shape) for i, v in enumerate(self.packs.values[pack])}
         for piece in program.pieces:
-            self._locally(piece, env)
+            self._locally(piece.unit, env)
         packs = self.packs.sent(own.stage, program.place)
-        packed = [jnp.stack([env[v, None].reshape(()) for v in self.packs.values[pack]]) for pack in packs]
-        made = [fitted(env[key], kind.shape) for key, kind in zip(program.outputs, self.results, strict=False)]
+        packed = [jnp.stack([env[v].reshape(()) for v in self.packs.values[pack]]) for pack in packs]
+        made = [fitted(env[v], kind.shape) for (v, _), kind in zip(program.outputs, self.results, strict=False)]
         return [*made, *packed]
 
     def _total(self, value: int, parts: Sequence[Any]) -> jax.Array:
@@ -197,17 +195,16 @@ class StageShare:
         """The shape of one device's part of a value of the update."""
         return local_shape(self.own.types[value].shape, self.own.update_spec(value), dict(self.own.devices.mesh.shape))
 
-    def _locally(self, piece: Instruction, env: dict[Key, Any]) -> None:
+    def _locally(self, unit: Operation, env: dict[int, Any]) -> None:
         """One operation on shards; whole, with a note, where that is not possible."""
-        assert piece.unit is not None
-        eqn, operands = piece.unit.equation, [env[key] for key in piece.ins]
-        expected = [self._local(v) for v, _ in piece.outs]
+        eqn, operands = unit.equation, [env[v] for v in unit.inputs]
+        expected = [self._local(v) for v in unit.outputs]
         made = run_local(eqn, operands, expected)
         if made is None:
             self.whole.add(eqn.primitive.name)
             wide = [fitted(x, v.aval.shape) for x, v in zip(operands, eqn.invars, strict=True)]
             made = [fitted(x, shape) for x, shape in zip(jax_compat.bind(eqn, wide), expected, strict=True)]
-        env.update(zip(piece.outs, made, strict=True))
+        env.update(zip(unit.outputs, made, strict=True))
 
 
 class _Pieces(PlannedPieces):
@@ -217,7 +214,7 @@ class _Pieces(PlannedPieces):
         own = share.own
         super().__init__(share.plan, share.plan.stages[own.stage], own.devices, own.pieces.ops, own.step)
         self.waits = own.pieces.waits
-        self.share, self.rows = share, Cut(own.devices.num_microbatches * own.devices.num_replicas, 1)
+        self.share = share
 
     def evaluator(self) -> Evaluator:
         device = OneShare(self.plan)
@@ -227,13 +224,6 @@ class _Pieces(PlannedPieces):
     def given(self, evaluator: Evaluator, entry: Entry) -> tuple[Any, Spec | None]:
         value, spec = super().given(evaluator, entry)
         return evaluator.plain((value, spec, "forward")), spec
-
-    def type_of(self, key: Key, entry: Entry) -> jax.ShapeDtypeStruct:
-        aval, (value, dim) = self.step.program.types[key[0]], key
-        status = self.step.analysis.status[value]
-        where = status if dim is None and isinstance(status, int) else dim
-        shape = tuple(aval.shape) if where is None else self.rows.shape(aval.shape, where)
-        return jax.ShapeDtypeStruct(shape, aval.dtype)
 
 
 def fitted(value: Any, shape: Sequence[int]) -> jax.Array:

@@ -160,14 +160,18 @@ def shrunk(unit: Operation, form: Form, cut: Cut) -> dict[str, Any]:
     return params
 
 
-def widened(params: dict[str, Any], operands: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
-    """The parameters of a half-precision sum, changed to float32, in which contributions are added up."""
+def widened(params: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The parameters of a half-precision sum, changed to float32, in which contributions are added up.
+
+    Returns:
+        The parameters; and whether its operands must be converted, too.
+    """
     if "preferred_element_type" in params:
-        return params | {"preferred_element_type": jnp.dtype(jnp.float32)}, list(operands)
+        return params | {"preferred_element_type": jnp.dtype(jnp.float32)}, False
     if params.get("update_jaxpr") is not None:  # how a scatter adds two numbers, for numbers of one dtype
         adds = jax_compat.trace(lax.add, [jax.ShapeDtypeStruct((), jnp.float32)] * 2)
         params = params | {"update_jaxpr": adds.jaxpr, "update_consts": ()}
-    return params, [x.astype(jnp.float32) if is_half(x.dtype) else x for x in operands]
+    return params, True
 
 
 def is_half(dtype: Any) -> bool:

@@ -28,7 +28,8 @@ from meshwright.program.program import Program
 from meshwright.rules.base import REDUCING
 from meshwright.runtime.microbatches.batch_parts import ALIKE, WHOLE, Analysis, TooLate
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, is_expensive, is_half
-from meshwright.runtime.microbatches.part_program import Key, PartProgram
+from meshwright.runtime.microbatches.part import INDEX, Key, Part, Writing
+from meshwright.runtime.microbatches.part_program import PartProgram
 
 __all__ = ["CannotCut", "CutStep", "cut_call"]
 
@@ -100,6 +101,7 @@ class CutStep:
         analysis: How the values depend on the batch.
         part: The program of one part.
         shared, sliced: The values that it is given: alike for all parts, and cut.
+        made: The values that it is asked for.
         before, after: Operations that run once, before and after the parts.
         contributions, stacked: The values that the parts compute for those after them: to be combined, or joined.
         jaxpr: What `run` computes, as JAX sees it.
@@ -132,11 +134,13 @@ class CutStep:
         """Finds the units that run for each part and before."""
         status, inputs = self.analysis.status, self.program.inputs
         given = {v for v, s in status.items() if s == ALIKE} | set(inputs)
-        wanted: list[Key] = [(v, None) for v in (*self.contributions, *self.stacked)]
-        self.part = PartProgram(self.analysis, wanted, outside=given)
-        self.sliced = [(v, d) for v, d in self.part.keys if d is not None or isinstance(status[v], int)]
-        self.shared = [key for key in self.part.keys if key not in self.sliced]
-        needed = {v for v, _ in self.part.keys} | {v for v in self.read_after if status[v] == ALIKE}
+        self.made: list[Key] = [(v, None) for v in (*self.contributions, *self.stacked)]
+        derived = PartProgram(self.analysis, self.made, outside=given)
+        self.sliced = [(v, d) for v, d in derived.keys if d is not None or isinstance(status[v], int)]
+        self.shared = [key for key in derived.keys if key not in self.sliced]
+        writing = Writing(self.analysis, [INDEX, *self.shared, *self.sliced])
+        self.part = Part(self.program, writing.program, writing.numbers, derived.pieces(writing))
+        needed = {v for v, _ in derived.keys} | {v for v in self.read_after if status[v] == ALIKE}
         self.before = self.program.needed(needed)
 
     def run(self, leaves: Sequence[Any]) -> list[Any]:
@@ -153,11 +157,12 @@ class CutStep:
         status, types = self.analysis.status, self.program.types
         sums = [v for v in self.contributions if status[v] == "sum"]
         others = [v for v in self.contributions if status[v] != "sum"]
-        fixed = {key: env[key[0]] for key in self.shared}
+        part = self.part.region(self.part.pieces, [*self.shared, *self.sliced], self.made)
+        fixed = [env[value] for value, _ in self.shared]
         slices = [self.cut.parts(jnp.asarray(env[v]), self._dim(v) if d is None else d) for v, d in self.sliced]
 
         def step(totals: list[Any], x: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
-            here = self.part.run(fixed | dict(zip(self.sliced, x[1], strict=True)), x[0])
+            here = dict(zip(self.made, part.run([x[0], *fixed, *x[1]]), strict=True))
             added = [total + here[v, None].astype(total.dtype) for total, v in zip(totals, sums, strict=True)]
             return added, [here[v, None] for v in (*others, *self.stacked)]
 

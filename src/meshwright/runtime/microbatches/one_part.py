@@ -6,17 +6,12 @@ from dataclasses import dataclass
 from meshwright.program.program import Program
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import Cut, Status
-from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
+from meshwright.runtime.microbatches.part import INDEX, INDEX_TYPE, Key, Part, Piece
 
 
 @dataclass(frozen=True)
 class _Statuses:
     status: dict[int, Status]
-
-
-@dataclass(frozen=True)
-class _Instructions:
-    instructions: list[Instruction]
 
 
 class OnePart:
@@ -34,10 +29,14 @@ class OnePart:
         self.inputs: list[Status] = [0 if given and types[i].shape else ALIKE for i, given in enumerate(examples)]
         part = {i for i, status in enumerate(self.inputs) if status != ALIKE}
         made: set[int] = set()
-        pieces: list[Instruction] = []
+        whole = program.copy()
+        numbers: dict[Key, int] = {(v, None): v for v in range(len(types))}
+        numbers[INDEX] = whole.add_value(INDEX_TYPE)
+        self.part = Part(program, whole, numbers)
+        pieces = self.part.pieces
         for unit, after in zip(program.operations, is_update, strict=True):
             if not (after or unit.equation.effects or part.isdisjoint(unit.inputs)):
-                pieces.append(Whole(unit))
+                pieces.append(Piece.whole(unit))
                 part.update(unit.outputs)
                 made.update(unit.outputs)
         own = {id(piece.unit) for piece in pieces}
@@ -45,7 +44,6 @@ class OnePart:
         read = {v for unit in later for v in unit.inputs} | set(program.outputs)
         self.contributions: list[int] = []
         self.stacked = sorted(made & read)
-        self.part = _Instructions(pieces)
         self.analysis = _Statuses({v: 0 if v in part else ALIKE for v in range(len(types))})
         given = sorted({v for piece in pieces for v, _ in piece.ins} - made - program.constants.keys())
         self.shared: list[Key] = [(v, None) for v in given if v not in part]

@@ -6,30 +6,31 @@ computed for the part; rows of other values are taken from the whole.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jax import lax
 
 from meshwright import jax_compat
-from meshwright.program.program import Operation
+from meshwright.program.program import Operation, Program
+from meshwright.program.regions import with_regions
 from meshwright.runtime.microbatches.batch_parts import ALIKE, Analysis, Body, Branches
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Form, form_to, is_half, shrunk, widened
+from meshwright.runtime.microbatches.part import INDEX, Key, Piece, Writing
 from meshwright.runtime.microbatches.part_bits import part_bits
 
-Key = tuple[int, int | None]  # a value as it is for a part; or an alike value, cut along a dim
-Env = dict[Key, Any]
 
-
-class Instruction(Protocol):
-    """One step of the program for a part: computes values of an environment, for the part with some index.
+class Step(Protocol):
+    """One step of the program for a part.
 
     Attributes:
-        unit: The operation that it runs; None where it only takes rows.
+        unit: The operation of which it is; None where it only takes rows.
+        reads_index: Whether it depends on the number of the part.
         ins, outs: The values that it reads and computes.
     """
 
+    reads_index: bool
     outs: list[Key]
 
     @property
@@ -38,14 +39,16 @@ class Instruction(Protocol):
     @property
     def ins(self) -> list[Key]: ...
 
-    def __call__(self, env: Env, index: Any) -> None: ...
+    def write(self, part: Writing) -> None:
+        """Adds its operations to a program."""
 
 
 class PartProgram:
-    """The instructions for one part.
+    """Which steps the program for a part has.
 
     Attributes:
-        entering: The values that `run` must be given: as they are (None), or cut along dims. Constants are known.
+        steps: The steps, in order.
+        entering: The values that the program must be given: as they are (None), or cut along dims.
     """
 
     def __init__(
@@ -56,17 +59,17 @@ class PartProgram:
         outside: Collection[int] = (),
         cut_outside: Collection[int] = (),
     ):
-        """Derives the instructions.
+        """Derives the steps.
 
         Args:
             analysis: How the program's values depend on the batch.
-            wanted: The values that `run` must compute.
+            wanted: The values that the program must compute.
             outside: Values that are available from outside, whole and cut.
             cut_outside: Inputs that are given cut where they are wanted cut.
         """
         self.analysis = analysis
         self.outside = outside
-        self.instructions: list[Instruction] = []
+        self.steps: list[Step] = []
         self.entering: dict[int, set[int | None]] = defaultdict(set)
         for key in wanted:
             self._want(key)
@@ -75,22 +78,37 @@ class PartProgram:
         for value in sorted(self.entering.keys() - {*outside, *cut_outside}):
             for dim in sorted(self.entering[value] - {None}, key=str):
                 self._take((value, dim))
-        self.instructions.reverse()
+        self.steps.reverse()
 
     @property
     def keys(self) -> list[Key]:
-        """The keys of the values that must be given, in order."""
-        return sorted(
-            ((v, d) for v, dims in self.entering.items() for d in dims), key=lambda key: (key[0], str(key[1]))
-        )
+        """The values that must be given, in order; constants are known, as long as they are not cut."""
+        known = self.analysis.program.constants
+        keys = ((v, d) for v, dims in self.entering.items() for d in dims if d is not None or v not in known)
+        return sorted(keys, key=lambda key: (key[0], str(key[1])))
 
-    def run(self, given: Env, index: Any) -> Env:
-        """All values of the part with this index, the wanted ones included."""
-        env: Env = {(v, None): x for v, x in self.analysis.program.constants.items()}
-        env.update(given)
-        for instruction in self.instructions:
-            instruction(env, index)
-        return env
+    @property
+    def reads_index(self) -> bool:
+        """Whether the program depends on the number of the part."""
+        return any(step.reads_index for step in self.steps)
+
+    def pieces(self, part: Writing) -> list[Piece]:
+        """Writes the program; what it computes of each operation of the step."""
+        found = []
+        for step in self.steps:
+            begin = len(part.program.operations)
+            step.write(part)
+            assert step.unit is not None, "rows of a step's values are taken outside of its parts"
+            found.append(Piece(step.unit, tuple(step.ins), tuple(step.outs), tuple(part.program.operations[begin:])))
+        return found
+
+    def written(self, inputs: Sequence[Key], dtypes: Sequence[Any], outputs: Iterable[Key]) -> Program:
+        """The program of a region, given the dtypes of its inputs."""
+        part = Writing(self.analysis, inputs, dtypes)
+        for step in self.steps:
+            step.write(part)
+        part.program.outputs.extend(map(part.number, outputs))
+        return part.program
 
     def _want(self, key: Key) -> None:
         self.entering[key[0]].add(key[1])
@@ -131,7 +149,7 @@ class PartProgram:
         assert dim is not None
         self.entering[value].discard(dim)
         self._want((value, None))
-        self.instructions.append(_Take(value, dim, self.analysis.cut))
+        self.steps.append(_Take(value, dim, self.analysis.cut))
 
     def _emit(self, unit: Operation, form: Form | None, outs: Sequence[Key]) -> None:
         """Adds an operation whose results are `outs`; its alike operands are cut as its form says."""
@@ -139,7 +157,7 @@ class PartProgram:
         pairs = zip(unit.inputs, dims, strict=True)
         ins: list[Key] = [(v, d if self.analysis.status[v] == ALIKE else None) for v, d in pairs]
         emit = _Draw if form is not None and unit.name == "random_bits" and form.operands[0] is None else _Operation
-        self.instructions.append(emit(unit, form, ins, outs, self.analysis))
+        self.steps.append(emit(unit, form, ins, outs, self.analysis))
         for value, dim in outs:
             self.entering[value].discard(dim)
         for key in ins:
@@ -174,91 +192,80 @@ class PartProgram:
         if results:
             self._add(_Conditional(unit, body, results))
 
-    def _add(self, instruction: Instruction) -> None:
-        self.instructions.append(instruction)
-        for value, dim in instruction.outs:
+    def _add(self, step: Step) -> None:
+        self.steps.append(step)
+        for value, dim in step.outs:
             self.entering[value].discard(dim)
-        for key in instruction.ins:
+        for key in step.ins:
             self._want(key)
-
-
-class Whole:
-    """Runs an operation that does not depend on the part."""
-
-    def __init__(self, unit: Operation):
-        self.unit = unit
-        self.ins: list[Key] = [(v, None) for v in unit.inputs]
-        self.outs: list[Key] = [(v, None) for v in unit.outputs]
-
-    def __call__(self, env: Env, index: Any) -> None:
-        made = self.unit.run([env[key] for key in self.ins])
-        env.update(zip(self.outs, made, strict=True))
 
 
 class _Take:
     """Takes the part's rows of a whole value."""
 
     unit: Operation | None = None
+    reads_index = True
 
     def __init__(self, value: int, dim: int, cut: Cut):
         self.dim, self.cut = dim, cut
         self.ins: list[Key] = [(value, None)]
         self.outs: list[Key] = [(value, dim)]
 
-    def __call__(self, env: Env, index: Any) -> None:
-        parts = self.cut.parts(jnp.asarray(env[self.ins[0]]), self.dim)
-        env[self.outs[0]] = lax.dynamic_index_in_dim(parts, index, keepdims=False)
+    def write(self, part: Writing) -> None:
+        def rows(whole: Any, index: Any) -> list[Any]:
+            return [lax.dynamic_index_in_dim(self.cut.parts(whole, self.dim), index, keepdims=False)]
+
+        (part.numbers[self.outs[0]],) = part.add_computed(rows, [part.number(self.ins[0]), part.number(INDEX)])
 
 
 class _Operation:
     """Runs one equation on a part."""
 
+    reads_index = False
+
     def __init__(self, unit: Operation, form: Form | None, ins: list[Key], outs: Sequence[Key], analysis: Analysis):
         self.unit, self.ins, self.outs = unit, ins, list(outs)
-        self.params, self.shapes, self.widens = dict(unit.equation.params), None, False
+        self.params, self.widens = unit.equation.params, False
         if form is not None:
-            cut = analysis.cut
-            self.params = shrunk(unit, form, cut)
-            pairs = zip(unit.equation.outvars, form.results, strict=True)
-            self.shapes = [cut.shape(v.aval.shape, s if isinstance(s, int) else None) for v, s in pairs]
+            self.params = shrunk(unit, form, analysis.cut)
             made = unit.equation.outvars[0].aval.dtype
             # In a body bfloat16, which overflows nowhere, stays as narrow as the loop carries it.
             widens = is_half(made) if analysis.top else made == jnp.float16
             self.widens = form.results == ("sum",) and widens
 
-    def __call__(self, env: Env, index: Any) -> None:
-        operands = [env[key] for key in self.ins]
-        params = self.params
+    def write(self, part: Writing) -> None:
+        params, operands = self.params, [part.number(key) for key in self.ins]
         if self.widens:
-            params, operands = widened(params, operands)
-        try:
-            made = jax_compat.bind(self.unit.equation.replace(params=params), operands, self.unit.stack)
-        except (TypeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise CannotCut(f"{self.unit} does not run on a part of the batch: {reason}") from error
-        if self.shapes is not None and self.shapes != [x.shape for x in made]:
-            raise CannotCut(f"{self.unit} gives {[x.shape for x in made]} for a part of the batch, not {self.shapes}")
-        values = dict(zip(self.unit.outputs, made, strict=True))
-        env.update((key, values[key[0]]) for key in self.outs)
+            params, converts = widened(params)
+            operands = [self._wide(part, number) if converts else number for number in operands]
+        part.add_on_part(self.unit, params, operands, self.outs)
+
+    def _wide(self, part: Writing, number: int) -> int:
+        if not is_half(part.program.types[number].dtype):
+            return number
+        return part.add_computed(lambda x: [x.astype(jnp.float32)], [number])[0]
 
 
 class _Draw:
     """Draws the random bits of a part's examples."""
 
+    reads_index = True
+
     def __init__(self, unit: Operation, form: Form | None, ins: list[Key], outs: Sequence[Key], analysis: Analysis):
-        self.unit: Operation | None = unit
-        self.ins, self.outs, self.cut = ins, list(outs), analysis.cut
+        self.unit, self.ins, self.outs, self.cut = unit, ins, list(outs), analysis.cut
         dim = self.outs[0][1]
         assert dim is not None
         self.dim = dim - len(unit.equation.invars[0].aval.shape)
 
-    def __call__(self, env: Env, index: Any) -> None:
-        assert self.unit is not None
-        eqn = self.unit.equation
-        shape = eqn.params["shape"]
-        with jax_compat.in_place_of(eqn, self.unit.stack):
-            rows = self.cut.rows(shape[self.dim], index)
-            env[self.outs[0]] = part_bits(env[self.ins[0]], eqn.params["bit_width"], shape, rows, self.dim)
+    def write(self, part: Writing) -> None:
+        equation = self.unit.equation
+        shape, width = equation.params["shape"], equation.params["bit_width"]
+
+        def bits(keys: Any, index: Any) -> list[Any]:
+            with jax_compat.in_place_of(equation, self.unit.stack):
+                return [part_bits(keys, width, shape, self.cut.rows(shape[self.dim], index), self.dim)]
+
+        (part.numbers[self.outs[0]],) = part.add_computed(bits, [part.number(self.ins[0]), part.number(INDEX)])
 
 
 class _Loop:
@@ -267,43 +274,42 @@ class _Loop:
     def __init__(self, unit: Operation, body: Body, results: dict[Key, Key], around: PartProgram):
         self.unit, self.results, self.outs = unit, results, list(results)
         first, inner = body.num_consts + body.num_carry, body.analysis
-        self.carried = range(body.num_consts, first)
-        self.left = [body.carry_key(i) for i in range(body.num_carry)]
+        carried = range(body.num_consts, first)
+        left = [body.carry_key(i) for i in range(body.num_carry)]
         self.stacked = [key for key in results if unit.outputs.index(key[0]) >= body.num_carry]
-        wanted = [*self.left, *(results[key] for key in self.stacked)]
-        fixed = {*inner.program.inputs} - {*self.carried}
-        self.program = PartProgram(inner, wanted, cut_outside=fixed)
-        keys = [key for key in self.program.keys if key[0] in inner.program.inputs]
+        self.wanted = [*left, *(results[key] for key in self.stacked)]
+        self.program = PartProgram(inner, self.wanted, cut_outside={*inner.program.inputs} - {*carried})
+        self.reads_index = self.program.reads_index
+        keys = [key for key in self.program.keys if key[0] not in carried]
+        self.carry: list[Key] = [(i, None) for i in carried]
         self.consts = [key for key in keys if key[0] < body.num_consts]
         self.xs = [key for key in keys if key[0] >= first]
+        self.slice_ids = [unit.slice_ids[v - first] for v, _ in self.xs]
         status = around.analysis.status
-        self.starts: list[Key] = []
-        for i in self.carried:
+        starts: list[Key] = []
+        for i in carried:
             dim = inner.status[i]
             alike = status[unit.inputs[i]] == ALIKE
-            self.starts.append((unit.inputs[i], dim if alike and isinstance(dim, int) else None))
-        self.of_consts: list[Key] = [(unit.inputs[v], d) for v, d in self.consts]
-        self.of_xs: list[Key] = [(unit.inputs[v], None if d is None else d + 1) for v, d in self.xs]
+            starts.append((unit.inputs[i], dim if alike and isinstance(dim, int) else None))
+        of_consts: list[Key] = [(unit.inputs[v], d) for v, d in self.consts]
+        of_xs: list[Key] = [(unit.inputs[v], None if d is None else d + 1) for v, d in self.xs]
+        self.ins = [*of_consts, *starts, *of_xs]
 
-    @property
-    def ins(self) -> list[Key]:
-        return [*self.of_consts, *self.starts, *self.of_xs]
-
-    def __call__(self, env: Env, index: Any) -> None:
-        params = self.unit.equation.params
-        fixed = dict(zip(self.consts, [env[key] for key in self.of_consts], strict=True))
-
-        def trip(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-            here = fixed | dict(zip([(i, None) for i in self.carried], carry, strict=True))
-            here = self.program.run(here | dict(zip(self.xs, xs, strict=True)), index)
-            return [here[key] for key in self.left], [here[self.results[key]] for key in self.stacked]
-
-        with jax_compat.in_place_of(self.unit.equation, self.unit.stack):
-            options = {name: params[name] for name in ("length", "reverse", "unroll")}
-            starts, xs = ([env[key] for key in keys] for keys in (self.starts, self.of_xs))
-            carry, stacked = lax.scan(trip, starts, xs, **options)
-        env.update(zip(self.stacked, stacked, strict=True))
-        env.update((key, carry[self.unit.outputs.index(key[0])]) for key in self.results if key not in self.stacked)
+    def write(self, part: Writing) -> None:
+        unit, index = self.unit, [INDEX] if self.reads_index else []
+        operands, inputs = [*index, *self.ins], [*index, *self.consts, *self.carry, *self.xs]
+        body = self.program.written(inputs, list(map(part.dtype, operands)), self.wanted)
+        num_consts, num_carry = len(index) + len(self.consts), len(self.carry)
+        for place, left in zip(body.inputs[num_consts : num_consts + num_carry], body.outputs, strict=False):
+            _check_alike(unit, [body.types[place], body.types[left]])
+        places = [unit.outputs.index(value) for value, _ in self.stacked]
+        kept = unit.carry_ids, self.slice_ids, [unit.result_ids[place - num_carry] for place in places]
+        counts, read = (num_consts, num_carry), list(map(part.number, operands))
+        loop = with_regions(part.program, unit._replace(kept_ids=kept), [body], read, counts)
+        part.program.operations.append(loop)
+        carried = dict(zip(unit.outputs, loop.outputs[:num_carry], strict=False))
+        part.numbers.update((key, carried[key[0]]) for key in self.results if key not in self.stacked)
+        part.numbers.update(zip(self.stacked, loop.outputs[num_carry:], strict=True))
 
 
 class _Checkpoint:
@@ -313,22 +319,17 @@ class _Checkpoint:
         self.unit, self.results, self.outs = unit, results, list(results)
         inner = body.analysis.program
         self.program = PartProgram(body.analysis, results.values(), cut_outside=inner.inputs)
-        keys = self.program.keys
-        self.given = [key for key in keys if key[0] in inner.inputs]
+        self.reads_index = self.program.reads_index
+        self.given = self.program.keys
         self.ins: list[Key] = [(unit.inputs[v], d) for v, d in self.given]
-        self.arrays = [(v, d) for v, d in keys if v in inner.constants and jnp.ndim(inner.constants[v])]
 
-    def __call__(self, env: Env, index: Any) -> None:
-        keys = [*self.given, *self.arrays]  # a checkpoint has no constants of its own
-
-        def function(index: Any, *values: Any) -> list[Any]:
-            here = self.program.run(dict(zip(keys, values, strict=True)), index)
-            return [here[key] for key in self.results.values()]
-
-        constants = self.program.analysis.program.constants
-        operands = [index, *(env[key] for key in self.ins), *(jnp.asarray(constants[v]) for v, _ in self.arrays)]
-        made = jax_compat.bind_checkpoint(self.unit.equation, function, operands, self.unit.stack)
-        env.update(zip(self.results, made, strict=True))
+    def write(self, part: Writing) -> None:
+        index = [INDEX] if self.reads_index else []
+        operands = [*index, *self.ins]
+        body = self.program.written([*index, *self.given], list(map(part.dtype, operands)), self.results.values())
+        again = with_regions(part.program, self.unit, [body], list(map(part.number, operands)))
+        part.program.operations.append(again)
+        part.numbers.update(zip(self.results, again.outputs, strict=True))
 
 
 class _Conditional:
@@ -341,20 +342,27 @@ class _Conditional:
             PartProgram(analysis, keys, cut_outside=analysis.program.inputs)
             for analysis, keys in zip(body.analyses, self.made, strict=True)
         ]
-        inputs = body.analyses[0].program.inputs
-        self.given = sorted({k for p in self.programs for k in p.keys if k[0] in inputs}, key=str)
+        self.reads_index = any(program.reads_index for program in self.programs)
+        self.given = sorted({key for program in self.programs for key in program.keys}, key=str)
         self.ins: list[Key] = [(unit.inputs[0], None), *((unit.inputs[1 + v], d) for v, d in self.given)]
 
-    def __call__(self, env: Env, index: Any) -> None:
-        def branch(program: PartProgram, keys: list[Key]) -> Callable[[Any, list[Any]], list[Any]]:
-            def run(index: Any, values: list[Any]) -> list[Any]:
-                here = program.run(dict(zip(self.given, values, strict=True)), index)
-                return [here[key] for key in keys]
+    def write(self, part: Writing) -> None:
+        unit, index = self.unit, [INDEX] if self.reads_index else []
+        operands, inputs = [*index, *self.ins[1:]], [*index, *self.given]
+        dtypes = list(map(part.dtype, operands))
+        pairs = zip(self.programs, self.made, strict=True)
+        branches = [program.written(inputs, dtypes, keys) for program, keys in pairs]
+        for made in zip(*([branch.types[n] for n in branch.outputs] for branch in branches), strict=True):
+            _check_alike(unit, made)
+        kept = (), (), [unit.result_ids[unit.outputs.index(value)] for value, _ in self.outs]
+        read = list(map(part.number, [self.ins[0], *operands]))
+        chosen = with_regions(part.program, unit._replace(kept_ids=kept), branches, read)
+        part.program.operations.append(chosen)
+        part.numbers.update(zip(self.outs, chosen.outputs, strict=True))
 
-            return run
 
-        branches = [branch(program, keys) for program, keys in zip(self.programs, self.made, strict=True)]
-        with jax_compat.in_place_of(self.unit.equation, self.unit.stack):
-            chosen, *values = (env[key] for key in self.ins)
-            made = lax.switch(chosen, branches, index, values)
-        env.update(zip(self.outs, made, strict=True))
+def _check_alike(unit: Operation, kinds: Sequence[Any]) -> None:
+    """Refuses a loop or a conditional whose values have, for a part, other types before or in another branch."""
+    found = {f"{kind.dtype}{list(kind.shape)}" for kind in kinds}
+    if len(found) > 1:
+        raise CannotCut(f"{unit} has values that are {' and '.join(sorted(found))} for a part of the batch")

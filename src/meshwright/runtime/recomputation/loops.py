@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright import jax_compat
-from meshwright.program.as_jaxpr import as_jaxpr
-from meshwright.program.parts import inlined, part_of
+from meshwright.program.parts import part_of
 from meshwright.program.program import SCAN, Operation, Program
+from meshwright.program.regions import with_regions
 from meshwright.runtime.recomputation.inlining import without_checkpoints
 from meshwright.runtime.recomputation.layers import Layers, is_heavy, one_layer
 from meshwright.runtime.recomputation.policies import Retained
@@ -62,21 +61,15 @@ def recompute_trips(program: Program, first: int, second: int, keep: Keep) -> No
         [*pair.returned[: ahead.num_carry], *(pair.returned[ahead.num_carry + n] for n in elsewhere), *trip.stacked],
     )
     made = [*ahead.outputs[: ahead.num_carry], *(ahead.outputs[ahead.num_carry + n] for n in elsewhere), *stacks]
-    operations, same = _scan(program, ahead, body, (ahead.num_consts, ahead.num_carry), ahead.inputs, made)
+    loop = with_regions(program, ahead, [body], ahead.inputs, (ahead.num_consts, ahead.num_carry), made)
     consts, xs = [*pair.own_consts, *trip.shared], [*pair.own_slices, *trip.slices, *trip.stacked]
     read = [*consts, *pair.gradients, *xs]
     outside = dict(zip(pair.joint.inputs, ahead.inputs, strict=True)) | pair.outside
     outside |= dict(zip(trip.stacked, stacks, strict=True))
     body = part_of(pair.joint, read, trip.operations, trip.outputs)
-    counts = len(consts), len(pair.gradients)
-    operands = [outside[value] for value in read]
-    later, same_later = _scan(program, behind, body, counts, operands, behind.outputs)
-    whole = list(program.operations)
-    whole[second : second + 1] = [replaced(operation, same) for operation in later]
-    whole[first : first + 1] = operations
-    same |= same_later
-    program.operations[:] = [replaced(operation, same) for operation in whole]
-    program.outputs[:] = [same.get(value, value) for value in program.outputs]
+    operands, counts = [outside[value] for value in read], (len(consts), len(pair.gradients))
+    program.operations[first] = loop
+    program.operations[second] = with_regions(program, behind, [body], operands, counts, behind.outputs)
 
 
 @dataclass(frozen=True)
@@ -204,15 +197,6 @@ def _read_elsewhere(program: Program, ahead: Operation, second: int, pair: _Pair
     read = {value for n, one in enumerate(program.operations) if n != second for value in one.inputs}
     read |= {*program.outputs, *pair.outside.values()}
     return [n for n, value in enumerate(ahead.outputs[ahead.num_carry :]) if value in read]
-
-
-def _scan(
-    program: Program, like: Operation, body: Program, counts: tuple[int, int], operands: Any, outputs: Any
-) -> tuple[list[Operation], dict[int, int]]:
-    """A loop with another body, in the place of one that there is."""
-    closed = as_jaxpr(body, like.equation.params["jaxpr"])
-    types = [program.types[value] for value in operands]
-    return inlined(program, jax_compat.scan_of(like.equation, like.stack, closed, counts, types), operands, outputs)
 
 
 def _slices(operation: Operation) -> tuple[int, ...]:

@@ -9,17 +9,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright import jax_compat
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES
 from meshwright.graph.tracing.call import Call
 from meshwright.program.as_jaxpr import as_jaxpr
-from meshwright.program.parts import inlined
 from meshwright.program.program import SCAN, Operation, Program
+from meshwright.program.regions import with_regions
 from meshwright.runtime.recomputation.inlining import without_checkpoints
 from meshwright.runtime.recomputation.layers import OUTSIDE, Layers, is_heavy, layers_of, phases_of
 from meshwright.runtime.recomputation.loops import Keep, loop_pairs, recompute_trips
 from meshwright.runtime.recomputation.policies import LEVELS, NONE, Deciding, Retained, all_kept
-from meshwright.runtime.recomputation.regions import replaced
 from meshwright.runtime.recomputation.unrolled import recompute_layers
 
 
@@ -94,14 +92,9 @@ def _has_both_passes(region: Program) -> bool:
 
 def _replace_body(whole: Program, loop: Operation, keep: Keep) -> None:
     """Changes a loop each trip of which has both passes: the user's own microbatches."""
-    body = as_jaxpr(_region(loop.regions[0], keep), loop.equation.params["jaxpr"])
-    types = [whole.types[value] for value in loop.inputs]
-    closed = jax_compat.scan_of(loop.equation, loop.stack, body, (loop.num_consts, loop.num_carry), types)
-    operations, same = inlined(whole, closed, loop.inputs, loop.outputs)
+    body, counts = _region(loop.regions[0], keep), (loop.num_consts, loop.num_carry)
     place = next(number for number, one in enumerate(whole.operations) if one.outputs == loop.outputs)
-    whole.operations[place : place + 1] = operations
-    whole.operations[:] = [replaced(operation, same) for operation in whole.operations]
-    whole.outputs[:] = [same.get(value, value) for value in whole.outputs]
+    whole.operations[place] = with_regions(whole, loop, [body], loop.inputs, counts, loop.outputs)
 
 
 def _recompute_loops(whole: Program, keep: Keep) -> None:

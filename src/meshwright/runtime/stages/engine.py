@@ -23,7 +23,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
-from meshwright.runtime.microbatches.part_program import Key
+from meshwright.runtime.microbatches.part import Key
 from meshwright.runtime.stages.bound import WAIT, Bound, Move, wait
 from meshwright.runtime.stages.compiling import compile_programs
 from meshwright.runtime.stages.cutting.assignment import Assignment

@@ -20,7 +20,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.plans.records.staged_record import StagedRecord
 from meshwright.program.program import Program
 from meshwright.rules import loop_nest
-from meshwright.runtime.microbatches.part_program import Instruction, Key
+from meshwright.runtime.microbatches.part import Key, Piece
 from meshwright.runtime.program.matching import check_form
 from meshwright.schedules.base import BACKWARD
 
@@ -173,8 +173,8 @@ def _chunk_of_layers(chunks: Sequence[tuple[int, int]]) -> dict[int, int]:
     return {layer: number for number, (a, b) in enumerate(chunks) for layer in range(a, b)}
 
 
-def place_parts(assignment: Assignment, program: Program, instructions: Sequence[Instruction]) -> list[Pass]:
-    """The pass that each instruction of a part's program belongs to.
+def place_parts(assignment: Assignment, program: Program, pieces: Sequence[Piece]) -> list[Pass]:
+    """The pass that each piece of a part's program belongs to.
 
     A forward operation runs no earlier than the operations it reads from; a backward one, no later. So values go from
     stage to stage in the order of the schedule.
@@ -182,7 +182,7 @@ def place_parts(assignment: Assignment, program: Program, instructions: Sequence
     numbers = {id(unit): number for number, unit in enumerate(program.operations)}
     made: dict[Key, Pass] = {}
     found: list[Pass] = []
-    for one in instructions:
+    for one in pieces:
         number = numbers[id(one.unit)]
         read = [made[key] for key in one.ins if key in made]
         ahead = [v for work, v in read if work != BACKWARD]

@@ -8,7 +8,7 @@ from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import is_expensive
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
-from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
+from meshwright.runtime.microbatches.part import Key, Piece
 
 _DRAWS = ("random_bits", "random_gamma", "threefry2x32")
 
@@ -23,7 +23,7 @@ class Free(NamedTuple):
     """
 
     number: int
-    piece: Instruction
+    piece: Piece
     is_drawn: bool
 
 
@@ -34,8 +34,8 @@ def free_pieces(step: CutStep | OnePart) -> dict[Key, Free]:
     given = {key for key in step.shared if key[0] not in program.inputs or not program.types[key[0]].shape}
     given |= {key for key in step.sliced if key[1] is not None and key[0] not in program.inputs}
     found: dict[Key, Free] = {}
-    for number, one in enumerate(step.part.instructions):
-        if one.unit is None or is_expensive(one.unit):
+    for number, one in enumerate(step.part.pieces):
+        if is_expensive(one.unit):
             continue
         if all(key in given or key in found or key[0] in program.constants for key in one.ins):
             drawn = one.unit.name in _DRAWS or any(found[key].is_drawn for key in one.ins if key in found)
@@ -60,6 +60,7 @@ def fused_pieces(step: CutStep | OnePart, is_held: Sequence[bool]) -> dict[Key, 
         if all(
             status.get(v) == ALIKE for v in (*unit.inputs, *unit.outputs)
         ):  # not what is known early, of all examples
-            piece = Free(number - len(program.operations), Whole(unit), is_drawn=False)  # before all pieces of the part
-            found.update(dict.fromkeys(piece.piece.outs, piece))
+            piece = step.part.whole(unit)
+            free = Free(number - len(program.operations), piece, is_drawn=False)  # before all pieces of the part
+            found.update(dict.fromkeys(piece.outs, free))
     return found

@@ -22,11 +22,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend import core as jex_core
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
-from meshwright.program.parts import inlined
+from meshwright.program.parts import added
 from meshwright.program.program import COND, SCAN, Operation, Program
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import (
@@ -184,8 +183,6 @@ class _Splitting:
     def __init__(self, program: Program, assignment: Assignment, sums: Mapping[int, Collection[int]]):
         self.program, self.assignment, self.sums = program, assignment, sums
         self.units: list[tuple[int, int]] = []
-        # What operations were traced to, by id and size of the part.
-        self._known: dict[tuple[int, int], jex_core.ClosedJaxpr] = {}
         stacked = assignment.stacked
         self.leaves = [(i, k) for i in program.inputs for k in (range(len(stacked[i])) if i in stacked else (-1,))]
         types = [
@@ -242,23 +239,10 @@ class _Splitting:
 
     def _add(self, number: int, virtual: int, function: Callable[..., Any], operands: Sequence[int]) -> list[int]:
         """Adds what a function computes of some values, for an operation and a virtual stage; its results."""
-        return self._inlined(number, virtual, self._traced(function, operands), operands)
-
-    def _traced(self, function: Callable[..., Any], operands: Sequence[int]) -> jex_core.ClosedJaxpr:
-        types = [self.split.types[v] for v in operands]
-        return jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type) for t in types))
-
-    def _inlined(
-        self, number: int, virtual: int, closed: Any, operands: Sequence[int], original: Operation | None = None
-    ) -> list[int]:
-        """Adds what was traced. If that was an operation, it has the ids of this one."""
-        results = [self.split.add_value(aval) for aval in closed.out_avals]
-        operations, same = inlined(self.split, closed, operands, results)
+        operations, results = added(self.split, function, operands)
         for one in operations:
-            if original is not None and one.name == original.name:
-                one = one._replace(id=original.id, num_ids=original.num_ids, regions=original.regions)
             self._append(number, virtual, one)
-        return [same.get(v, v) for v in results]
+        return results
 
     def _choice(self, number: int, unit: Operation, ins: Sequence[Value]) -> list[Value]:
         """The results of a conditional: all branches are evaluated, and their results selected."""
@@ -303,7 +287,7 @@ class _Splitting:
                 x.values[k] if isinstance(x, Pieces) else x if dim is None else self._rows(number, x, dim, parts, k)
                 for x, dim in zip(ins, form.operands, strict=True)
             ]
-            made.append(self._bound(number, part, unit, shrunk(unit, form, shares[k]), operands))
+            made.append(self._on_piece(number, part[0], unit, shrunk(unit, form, shares[k]), operands))
         found: list[Value] = []
         for status, values in zip(form.results, zip(*made, strict=True), strict=True):
             if isinstance(status, int):
@@ -313,16 +297,14 @@ class _Splitting:
                 found += self._add(number, -1, lambda *some, combine=combine: [reduce(combine, some)], values)
         return found
 
-    def _bound(
-        self, number: int, part: tuple[int, int, int], unit: Operation, params: dict[str, Any], operands: Sequence[int]
+    def _on_piece(
+        self, number: int, virtual: int, unit: Operation, params: dict[str, Any], operands: Sequence[int]
     ) -> list[int]:
-        """The results of an operation on one part, with other parameters; parts of equal size are traced once."""
-        virtual, begin, end = part
-        key = unit.id, end - begin
-        if key not in self._known:
-            equation = unit.equation.replace(params=params)
-            self._known[key] = self._traced(lambda *xs: jax_compat.bind(equation, xs, unit.stack), operands)
-        return self._inlined(number, virtual, self._known[key], operands, unit)
+        """The results of an operation with other parameters on pieces of its operands."""
+        equation = jax_compat.on_types(unit.equation, [self.split.types[v] for v in operands], params)
+        made = [self.split.add_value(v.aval) for v in equation.outvars]
+        self._append(number, virtual, unit._replace(equation=equation, inputs=tuple(operands), outputs=tuple(made)))
+        return made
 
     def _pieces(self, x: Value, parts: Parts, number: int) -> Pieces:
         """A value in pieces along its first dim, for a unit."""
@@ -362,7 +344,7 @@ class _Splitting:
                 (carry[i],) = self._add(number, virtual, lambda x: [jnp.zeros_like(x)], [carry[i]])
             operands = [*consts, *carry, *(s.values[k] for s in stacks)]
             params = jax_compat.scan_length(unit.equation, end - begin)
-            outs = self._bound(number, parts[k], unit, params, operands)
+            outs = self._on_piece(number, virtual, unit, params, operands)
             carry, made[k] = outs[:num_carry], outs[num_carry:]
             for i, some in sums.items():
                 some.append(carry[i])

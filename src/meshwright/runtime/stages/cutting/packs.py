@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from meshwright.runtime.microbatches.part_program import Key
+from meshwright.runtime.microbatches.part import Key
 from meshwright.runtime.stages.cutting.stage_programs import StageProgram, StagePrograms, is_packed
 
 Pack = tuple[int, int, str]  # stage, round, dtype

@@ -9,12 +9,12 @@ from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import is_expensive
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
-from meshwright.runtime.microbatches.part_program import Instruction, Key
+from meshwright.runtime.microbatches.part import Key, Piece
 from meshwright.runtime.stages.cutting.assignment import Assignment
 
 
 def kept_values(
-    ahead: Sequence[Instruction],
+    ahead: Sequence[Piece],
     checkpoint: str,
     step: CutStep | OnePart,
     assignment: Assignment,
@@ -35,24 +35,22 @@ def kept_values(
     if checkpoint == "none":
         sending = _sending(step, ops)
         return {key for one in ahead if _is_held(one.unit, numbers, assignment, sending) for key in one.outs}
-    layer = {id(one): assignment.layer[numbers[id(one.unit)]] for one in ahead if one.unit is not None}
+    layer = {id(one): assignment.layer[numbers[id(one.unit)]] for one in ahead}
     made: dict[Key, int] = {}
     kept: set[Key] = set()
     for one in ahead:
         here = layer.get(id(one), -1)
         kept.update(key for key in one.ins if key in made and made[key] != here)
         made.update(dict.fromkeys(one.outs, here))
-        if checkpoint == "selective" and one.unit is not None and is_expensive(one.unit):
+        if checkpoint == "selective" and is_expensive(one.unit):
             weighs = any(step.analysis.status[v] == ALIKE for v in one.unit.inputs)
             kept.update(one.outs if weighs else ())
     return kept
 
 
-def _is_held(
-    unit: Operation | None, numbers: Mapping[int, int], assignment: Assignment, sending: Collection[int]
-) -> bool:
+def _is_held(unit: Operation, numbers: Mapping[int, int], assignment: Assignment, sending: Collection[int]) -> bool:
     """Whether results of a unit are kept although no work is to be repeated."""
-    if unit is None or unit.regions or is_expensive(unit):
+    if unit.regions or is_expensive(unit):
         return True
     return assignment.is_held[numbers[id(unit)]] or numbers[id(unit)] in sending
 

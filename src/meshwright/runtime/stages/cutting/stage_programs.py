@@ -19,7 +19,7 @@ from meshwright.program.program import Program
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.microbatches import CutStep
 from meshwright.runtime.microbatches.one_part import OnePart
-from meshwright.runtime.microbatches.part_program import Instruction, Key, Whole
+from meshwright.runtime.microbatches.part import Key, Piece
 from meshwright.runtime.stages.cutting.assignment import Assignment, Pass, place_parts
 from meshwright.runtime.stages.cutting.free_pieces import free_pieces, fused_pieces
 from meshwright.runtime.stages.cutting.recomputation import kept_values
@@ -47,7 +47,7 @@ class StageProgram:
     work: str
     stage: int
     place: int
-    pieces: tuple[Instruction, ...]
+    pieces: tuple[Piece, ...]
     inputs: tuple[Key, ...]
     outputs: tuple[Key, ...]
     totals: tuple[int, ...] = ()
@@ -131,11 +131,11 @@ class _Passes:
 
     def add(self) -> None:
         programs, count = self.programs, self.programs.num_stages
-        pieces: dict[Pass, list[Instruction]] = {}
+        pieces: dict[Pass, list[Piece]] = {}
         for stage, step in enumerate(programs.steps):
-            places = place_parts(programs.assignment, step.program, step.part.instructions)
+            places = place_parts(programs.assignment, step.program, step.part.pieces)
             free = free_pieces(step)
-            for one, where in zip(step.part.instructions, places, strict=True):
+            for one, where in zip(step.part.pieces, places, strict=True):
                 if where[1] % count == stage and not free.keys() & one.outs:
                     pieces.setdefault(where, []).append(one)
         for virtual in range(programs.assignment.num_chunks):
@@ -148,7 +148,7 @@ class _Passes:
             self._add_free(pieces, where)
         self._connect(pieces)
 
-    def _add_free(self, pieces: dict[Pass, list[Instruction]], where: Pass) -> None:
+    def _add_free(self, pieces: dict[Pass, list[Piece]], where: Pass) -> None:
         """Lets a pass compute for itself what needs neither the batch nor another pass, and XLA can fuse.
 
         So no random bits are sent, and nothing is broadcast for all passes at once.
@@ -158,7 +158,7 @@ class _Passes:
         step = self.programs.steps[where[1] % self.programs.num_stages]
         free = fused_pieces(step, self.programs.assignment.is_held) | free_pieces(step)
         ahead = {key for one in pieces[FORWARD, where[1]] for key in one.outs} if where[0] != FORWARD else set()
-        wanted, own = [key for one in pieces[where] for key in one.ins], dict[int, Instruction]()
+        wanted, own = [key for one in pieces[where] for key in one.ins], dict[int, Piece]()
         while wanted:
             key = wanted.pop()
             if key in free and not (free[key].is_drawn and key in ahead):
@@ -168,7 +168,7 @@ class _Passes:
                     wanted += one.ins
         pieces[where] = [*(own[number] for number in sorted(own)), *pieces[where]]
 
-    def _split(self, pieces: dict[Pass, list[Instruction]], virtual: int) -> None:
+    def _split(self, pieces: dict[Pass, list[Piece]], virtual: int) -> None:
         """Moves what no other pass waits for, the weights' gradients, to a pass of its own."""
         own = pieces[BACKWARD, virtual]
         others = {key for where, some in pieces.items() if where[1] != virtual for one in some for key in one.ins}
@@ -181,7 +181,7 @@ class _Passes:
         pieces[BACKWARD, virtual] = first[::-1]
         pieces[WEIGHTS, virtual] = [one for one in own if id(one) not in kept]
 
-    def _recompute(self, pieces: dict[Pass, list[Instruction]], virtual: int) -> None:
+    def _recompute(self, pieces: dict[Pass, list[Piece]], virtual: int) -> None:
         """Lets the backward pass compute again what the forward pass does not keep for it."""
         ahead = pieces[FORWARD, virtual]
         later = [where for where in ((BACKWARD, virtual), (WEIGHTS, virtual)) if where in pieces]
@@ -195,7 +195,7 @@ class _Passes:
             readers = [one for where in later for one in pieces[where]]
             pieces[later[0]] = [*_again(ahead, readers, kept), *pieces[later[0]]]
 
-    def _connect(self, pieces: dict[Pass, list[Instruction]]) -> None:
+    def _connect(self, pieces: dict[Pass, list[Piece]]) -> None:
         """Finds inputs, outputs and links."""
         programs, count = self.programs, self.programs.num_stages
         order = sorted(pieces, key=lambda where: where[0] == FORWARD)  # the first to compute a value comes last
@@ -235,10 +235,10 @@ class _Passes:
         programs.links = tuple(programs.sent)
 
 
-def _again(ahead: Sequence[Instruction], readers: Iterable[Instruction], kept: set[Key]) -> list[Instruction]:
+def _again(ahead: Sequence[Piece], readers: Iterable[Piece], kept: set[Key]) -> list[Piece]:
     """What of a forward pass must run again for some readers, given what it keeps."""
     wanted = {key for one in readers for key in one.ins}
-    found: list[Instruction] = []
+    found: list[Piece] = []
     for one in reversed(ahead):
         if any(key in wanted and key not in kept for key in one.outs):
             found.append(one)
@@ -258,7 +258,7 @@ def _turn(where: Pass) -> tuple[int, int]:
     return (0, virtual) if work == FORWARD else (1 + (work == WEIGHTS), -virtual)
 
 
-def _read(pieces: Iterable[Instruction], made: set[Key]) -> list[Key]:
+def _read(pieces: Iterable[Piece], made: set[Key]) -> list[Key]:
     """What some pieces read and do not compute themselves."""
     return sorted({key for one in pieces for key in one.ins if key not in made}, key=_number)
 
@@ -321,7 +321,7 @@ def _add_rounds(programs: StagePrograms, program: Program, stage: int, outputs: 
     """The update programs of one stage."""
     found = programs.rounds
     by_round = {
-        turn: [Whole(program.operations[n]) for n in numbers]
+        turn: [Piece.whole(program.operations[n]) for n in numbers]
         for (s, turn), numbers in found.units.items()
         if s == stage
     }
@@ -357,7 +357,7 @@ def _add_prepared(programs: StagePrograms) -> None:
         shared = {key for key in read & alike - passed if key[0] not in step.program.inputs}
         sliced = {key for key in step.sliced if key in read and not _is_batch_rows(step, key)}
         values = {v for v, _ in (*shared, *sliced)}
-        pieces = tuple(map(Whole, step.program.needed(values)))
+        pieces = tuple(map(Piece.whole, step.program.needed(values)))
         made = {key for one in pieces for key in one.outs}
         inputs = {key for key in _read(pieces, made) if key[0] not in step.program.constants}
         inputs |= {(v, None) for v in values if v in step.program.inputs}

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from meshwright.program.program import Operation
 from meshwright.rules.base import NARROWEST
-from meshwright.runtime.microbatches.part_program import Env, Instruction
 from meshwright.runtime.program.bits import from_ordered, ordered
 
 _REDUCE: dict[str, Callable[..., Any]] = {
@@ -32,10 +32,11 @@ def reduced(kind: str, x: Any, dims: tuple[int, ...]) -> jax.Array:
     return from_ordered(keys, wide, kind == "max").astype(x.dtype)
 
 
-def run_once(piece: Instruction, env: Env) -> None:
+def run_once(unit: Operation, values: dict[int, Any]) -> None:
     """Runs an operation that a stage runs once a step, on arrays that its devices have in parts."""
-    unit = piece.unit
-    if unit is None or unit.name not in ("reduce_max", "reduce_min"):
-        piece(env, None)
+    operands = [values[number] for number in unit.inputs]
+    if unit.name in ("reduce_max", "reduce_min"):
+        made = [reduced(unit.name.removeprefix("reduce_"), operands[0], unit.equation.params["axes"])]
     else:
-        env[piece.outs[0]] = reduced(unit.name.removeprefix("reduce_"), env[piece.ins[0]], unit.equation.params["axes"])
+        made = unit.run(operands)
+    values.update(zip(unit.outputs, made, strict=True))

@@ -20,7 +20,7 @@ from meshwright.plans.plan import PlanData, partition_spec
 from meshwright.plans.tensor import Spec
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.microbatches.cut_operations import Cut, is_half
-from meshwright.runtime.microbatches.part_program import Key
+from meshwright.runtime.microbatches.part import Key
 from meshwright.runtime.program.contributions import Waiting
 from meshwright.runtime.program.meshes import shard_map
 from meshwright.runtime.stages.cutting.packs import Packs
@@ -107,13 +107,13 @@ class StageLowering:
         cut = Cut(self.devices.num_microbatches, 1)
 
         def run(*args: Any) -> list[Any]:
-            env = self.constants()
+            values = dict(self.step.program.constants)
             for key, x in zip(program.inputs, args, strict=True):
-                env[key] = lax.collapse(x, 0, 2) if self.is_batch(key) else x
+                values[key[0]] = lax.collapse(x, 0, 2) if self.is_batch(key) else x
             for piece in program.pieces:
-                run_once(piece, env)
+                run_once(piece.unit, values)
             return [
-                cut.parts(jnp.asarray(env[v, None]), self.dim(v, d)) if (v, d) in self.step.sliced else env[v, None]
+                cut.parts(jnp.asarray(values[v]), self.dim(v, d)) if (v, d) in self.step.sliced else values[v]
                 for v, d in program.outputs
             ]
 
@@ -136,10 +136,8 @@ class StageLowering:
 
         def run(index: Any, *args: Any) -> list[Any]:
             number = index * replicas + (lax.axis_index(REPLICAS) if replicas > 1 else 0)
-            env = self.constants()
-            for key, x in zip(program.inputs, args, strict=True):
-                env[key] = self._enter(key, x, index)
-            values = self.pieces.run(program, env, number, self.specs, made, waiting)
+            given = {key: self._enter(key, x, index) for key, x in zip(program.inputs, args, strict=True)}
+            values = self.pieces.run(program, given, number, self.specs, made, waiting)
             sums = (values[v, None][None].astype(self._wide(v)) for v in program.totals)
             return [*(values[key] for key in program.outputs), *sums]
 
@@ -212,17 +210,17 @@ class StageLowering:
         single = packs.single(program)
 
         def run(*args: Any) -> list[Any]:
-            env, given = self.constants(), iter(args)
+            env, given = dict(self.step.program.constants), iter(args)
             for key in single:
-                env[key] = self._whole(key[0], [next(given) for _ in self.parts(key[0], program)], program)
+                env[key[0]] = self._whole(key[0], [next(given) for _ in self.parts(key[0], program)], program)
             for pack in coming:
                 values = next(given)
                 for i, v in enumerate(packs.values[pack]):
-                    env[v, None] = values[i].reshape(self.types[v].shape)
+                    env[v] = values[i].reshape(self.types[v].shape)
             for piece in program.pieces:
-                run_once(piece, env)
-            packed = [jnp.stack([env[v, None].reshape(()) for v in packs.values[pack]]) for pack in own]
-            return [*(env[key] for key in program.outputs), *packed]
+                run_once(piece.unit, env)
+            packed = [jnp.stack([env[v].reshape(()) for v in packs.values[pack]]) for pack in own]
+            return [*(env[v] for v, _ in program.outputs), *packed]
 
         types = [t for key in single for t in self.parts(key[0], program)]
         places = [self.update_place(key[0], program) for key in single for _ in self.parts(key[0], program)]
@@ -353,10 +351,6 @@ class StageLowering:
         dtype = self.types[value].dtype
         adds = self.step.analysis.status[value] == "sum" and is_half(dtype)
         return jnp.dtype(jnp.float32) if adds else dtype
-
-    def constants(self) -> dict[Key, Any]:
-        """The constants of the step."""
-        return {(v, None): x for v, x in self.step.program.constants.items()}
 
     @property
     def _devices(self) -> np.ndarray:

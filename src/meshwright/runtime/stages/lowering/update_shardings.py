@@ -29,7 +29,7 @@ def specs_of_update(
     """
     program, after = programs.steps[stage].program, programs.assignment.state
     own = [update for (at, _), update in sorted(programs.updates.items()) if at == stage]
-    units = {id(piece.unit): piece.unit for update in own for piece in update.pieces if piece.unit is not None}
+    units = {id(piece.unit): piece.unit for update in own for piece in update.pieces}
     state = {leaf: spec for leaf, spec in leaves.items() if any(spec)}
     results = ((value, after.get(place, -1)) for place, value in enumerate(program.outputs))
     state |= {value: state[leaf] for value, leaf in results if leaf in state}
