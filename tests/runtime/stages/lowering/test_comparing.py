@@ -7,7 +7,6 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwright.program.program import Program
-from meshwright.runtime.microbatches.part_program import Whole
 from meshwright.runtime.stages.lowering.comparing import reduced, run_once
 
 pytestmark = pytest.mark.devices
@@ -27,10 +26,10 @@ def test_the_largest_and_least_of_several_devices(kind, numbers, dtype):
     program = Program.of(jax.make_jaxpr(lambda x: getattr(jnp, kind)(x, 0))(array))
 
     def once(x):
-        env = {(0, None): x}
+        values = {0: x}
         for unit in program.operations:
-            run_once(Whole(unit), env)
-        return env[program.outputs[0], None]
+            run_once(unit, values)
+        return values[program.outputs[0]]
 
     split = jax.device_put(array, SPLIT)
     for found in (jax.jit(lambda x: reduced(kind, x, (0,)))(split), jax.jit(once)(split)):
