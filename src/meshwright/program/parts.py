@@ -1,4 +1,4 @@
-"""Takes a part out of a program as a program of its own, and puts the operations of a jaxpr into one."""
+"""Takes a part out of a program as a program of its own, and puts what a function computes into one."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -37,38 +37,9 @@ def part_of(
     return part
 
 
-def inlined(
-    program: Program, closed: Any, inputs: Sequence[int], outputs: Sequence[int]
-) -> tuple[list[Operation], dict[int, int]]:
-    """The operations of a jaxpr, on values of a program.
-
-    Args:
-        program: The program, which gets new values.
-        closed: The jaxpr.
-        inputs: The values that it is given.
-        outputs: The numbers that its results get.
-
-    Returns:
-        The operations; and for results that are another result, or a value that it is given, what they are.
-    """
-    part = Program.of(closed, UNPLANNED)
-    numbers = dict(zip(part.inputs, inputs, strict=True))
-    for number, value in part.constants.items():
-        numbers[number] = program.add_constant(value, part.types[number])
-    wanted: dict[int, int] = {}
-    for value, number in zip(part.outputs, outputs, strict=True):
-        wanted.setdefault(value, number)
-    operations = []
-    for operation in part.operations:
-        for value in operation.outputs:
-            numbers[value] = wanted[value] if value in wanted else program.add_value(part.types[value])
-        read, made = (tuple(numbers[v] for v in side) for side in (operation.inputs, operation.outputs))
-        operations.append(operation._replace(inputs=read, outputs=made))
-    same = {number: numbers[value] for value, number in zip(part.outputs, outputs, strict=True)}
-    return operations, {number: value for number, value in same.items() if number != value}
-
-
-def added(program: Program, function: Callable[..., Any], operands: Sequence[int]) -> tuple[list[Operation], list[int]]:
+def added(
+    program: Program, function: Callable[..., Any], operands: Sequence[int]
+) -> tuple[list[Operation], list[int]]:
     """The operations of what a function computes of some values of a program, and the numbers of its results.
 
     Args:
@@ -78,7 +49,13 @@ def added(program: Program, function: Callable[..., Any], operands: Sequence[int
     """
     types = [program.types[value] for value in operands]
     like = [jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False)) for t in types]
-    closed = jax.make_jaxpr(function)(*like)
-    results = [program.add_value(aval) for aval in closed.out_avals]
-    operations, same = inlined(program, closed, operands, results)
-    return operations, [same.get(value, value) for value in results]
+    part = Program.of(jax.make_jaxpr(function)(*like), UNPLANNED)
+    numbers = dict(zip(part.inputs, operands, strict=True))
+    for number, value in part.constants.items():
+        numbers[number] = program.add_constant(value, part.types[number])
+    operations = []
+    for operation in part.operations:
+        numbers.update((value, program.add_value(part.types[value])) for value in operation.outputs)
+        read, made = (tuple(numbers[v] for v in side) for side in (operation.inputs, operation.outputs))
+        operations.append(operation._replace(inputs=read, outputs=made))
+    return operations, [numbers[value] for value in part.outputs]

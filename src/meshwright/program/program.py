@@ -36,7 +36,7 @@ class Operation(NamedTuple):
         scope: Name scopes around it, outermost first.
         regions: The programs that it runs: the body of a loop or checkpoint, a condition and a body, or branches.
         num_ids: How many ids it takes, its regions included.
-        kept_ids: Those of its carries, slices and results, where it was traced again for fewer results.
+        kept_ids: Those of its carries, slices and results, where a pass has left some out.
     """
 
     id: int
