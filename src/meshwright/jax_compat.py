@@ -211,18 +211,19 @@ def as_first(eqn: Any) -> Equation:
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=type(names)(kept)))
 
 
-def on_types(eqn: Any, avals: Sequence[Any], params: Any) -> Any:
+def on_types(eqn: Any, avals: Sequence[Any], params: Any) -> Equation:
     """An equation with other parameters on operands of other types, with the types of its results."""
     fits = (
         v.aval.shape == aval.shape and v.aval.dtype == aval.dtype for v, aval in zip(eqn.invars, avals, strict=True)
     )
     if params is eqn.params and all(fits):
-        return eqn
+        same: Equation = eqn
+        return same
     with eqn.ctx.manager:
         found, _ = eqn.primitive.abstract_eval(*avals, **params)
     made = found if eqn.primitive.multiple_results else [found]
     pairs = zip(eqn.invars, avals, strict=True)
-    operands = [v if isinstance(v, Literal) and v.aval.dtype == aval.dtype else variable(aval) for v, aval in pairs]
+    operands = [v if isinstance(v, Literal) and v.aval == aval else variable(aval) for v, aval in pairs]
     return eqn.replace(params=dict(params), invars=operands, outvars=list(map(variable, made)))
 
 
@@ -255,27 +256,24 @@ def scan_of(eqn: Any, body: ClosedJaxpr, counts: tuple[int, int]) -> Equation:
     options = {name: eqn.params[name] for name in ("length", "reverse", "unroll") if name in eqn.params}
     carried, returned = body.in_avals[first:second], body.out_avals[counts[1] :]
 
-    def scan(consts: list[Any], carry: list[Any], xs: list[Any]) -> Any:
+    def scan(consts: list[Any], carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         def step(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
             made = _trip.bind(*consts, *carry, *x, results=(*carried, *returned))
             return made[: counts[1]], made[counts[1] :]
 
-        return jax.lax.scan(step, carry, xs, **options)
+        carry, stacked = jax.lax.scan(step, carry, xs, **options)
+        return carry, stacked
 
     stacks = [aval.update(shape=(options["length"], *aval.shape)) for aval in body.in_avals[second:]]
-    kinds = [_given_type(aval) for aval in (*body.in_avals[:second], *stacks)]
+    kinds = [
+        t if is_on_host(t) else jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=getattr(t, "weak_type", False))
+        for t in (*body.in_avals[:second], *stacks)
+    ]
     with eqn.ctx.manager:
         closed = jax.make_jaxpr(scan)(kinds[:first], kinds[first:second], kinds[second:])
     (found,) = closed.jaxpr.eqns
     assert list(found.invars) == list(closed.jaxpr.invars), "JAX has reordered the operands of a loop"
     return found.replace(params={**found.params, "jaxpr": body}, source_info=eqn.source_info, ctx=eqn.ctx)
-
-
-def _given_type(aval: Any) -> Any:
-    """A type as an argument of a function that is traced."""
-    if is_on_host(aval):
-        return aval
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def inner_jaxprs(eqn: Any) -> list[Any]:

@@ -37,9 +37,7 @@ def part_of(
     return part
 
 
-def added(
-    program: Program, function: Callable[..., Any], operands: Sequence[int]
-) -> tuple[list[Operation], list[int]]:
+def added(program: Program, function: Callable[..., Any], operands: Sequence[int]) -> tuple[list[Operation], list[int]]:
     """The operations of what a function computes of some values of a program, and the numbers of its results.
 
     Args:

@@ -28,7 +28,7 @@ from meshwright.program.program import Program
 from meshwright.rules.base import REDUCING
 from meshwright.runtime.microbatches.batch_parts import ALIKE, WHOLE, Analysis, TooLate
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut, Status, is_expensive, is_half
-from meshwright.runtime.microbatches.part import INDEX, Key, Part, Writing
+from meshwright.runtime.microbatches.part import INDEX, BatchPart, Key, Writing
 from meshwright.runtime.microbatches.part_program import PartProgram
 
 __all__ = ["CannotCut", "CutStep", "cut_call"]
@@ -139,7 +139,7 @@ class CutStep:
         self.sliced = [(v, d) for v, d in derived.keys if d is not None or isinstance(status[v], int)]
         self.shared = [key for key in derived.keys if key not in self.sliced]
         writing = Writing(self.analysis, [INDEX, *self.shared, *self.sliced])
-        self.part = Part(self.program, writing.program, writing.numbers, derived.pieces(writing))
+        self.part = BatchPart(self.program, writing.program, writing.numbers, derived.pieces(writing))
         needed = {v for v, _ in derived.keys} | {v for v in self.read_after if status[v] == ALIKE}
         self.before = self.program.needed(needed)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from meshwright.program.program import Program
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import Cut, Status
-from meshwright.runtime.microbatches.part import INDEX, INDEX_TYPE, Key, Part, Piece
+from meshwright.runtime.microbatches.part import INDEX, INDEX_TYPE, BatchPart, Key, Piece
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OnePart:
         whole = program.copy()
         numbers: dict[Key, int] = {(v, None): v for v in range(len(types))}
         numbers[INDEX] = whole.add_value(INDEX_TYPE)
-        self.part = Part(program, whole, numbers)
+        self.part = BatchPart(program, whole, numbers)
         pieces = self.part.pieces
         for unit, after in zip(program.operations, is_update, strict=True):
             if not (after or unit.equation.effects or part.isdisjoint(unit.inputs)):

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from meshwright import jax_compat
 from meshwright.program.parts import added, part_of
@@ -38,7 +39,7 @@ class Piece(NamedTuple):
         return cls(unit, ins, outs, (unit,))
 
 
-class Part:
+class BatchPart:
     """The program of one part, in pieces.
 
     Attributes:
@@ -95,7 +96,7 @@ class Writing:
         self.program = Program(kinds, range(len(kinds)))
         self.numbers: dict[Key, int] = dict(zip(inputs, self.program.inputs, strict=True))
 
-    def kind(self, key: Key) -> Any:
+    def kind(self, key: Key) -> jax.core.ShapedArray:
         """The type that a value of the step has for a part."""
         if key == INDEX:
             return INDEX_TYPE
@@ -112,7 +113,7 @@ class Writing:
             self.numbers[key] = self.program.add_constant(source.constants[value], source.types[value])
         return self.numbers[key]
 
-    def dtype(self, key: Key) -> Any:
+    def dtype(self, key: Key) -> np.dtype:
         """The dtype of a value for a part."""
         return self.program.types[self.number(key)].dtype
 

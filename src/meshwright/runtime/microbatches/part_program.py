@@ -21,7 +21,7 @@ from meshwright.runtime.microbatches.part import INDEX, Key, Piece, Writing
 from meshwright.runtime.microbatches.part_bits import part_bits
 
 
-class Step(Protocol):
+class PartStep(Protocol):
     """One step of the program for a part.
 
     Attributes:
@@ -69,7 +69,7 @@ class PartProgram:
         """
         self.analysis = analysis
         self.outside = outside
-        self.steps: list[Step] = []
+        self.steps: list[PartStep] = []
         self.entering: dict[int, set[int | None]] = defaultdict(set)
         for key in wanted:
             self._want(key)
@@ -192,7 +192,7 @@ class PartProgram:
         if results:
             self._add(_Conditional(unit, body, results))
 
-    def _add(self, step: Step) -> None:
+    def _add(self, step: PartStep) -> None:
         self.steps.append(step)
         for value, dim in step.outs:
             self.entering[value].discard(dim)
