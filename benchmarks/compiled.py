@@ -2,7 +2,11 @@
 
 On a machine without accelerators the programs are compiled for 8 virtual CPU devices, whose backend writes a
 reduce-scatter as an all-reduce and a slice. `--topology h200` compiles for a host of 8 GPUs where only one of the kind
-is there, `--hosts 8` for several such hosts; `--dtype bfloat16` compiles for CPUs what they widen to float32.
+is there, or none and `--target h200.txtpb` describes it (`described.py` says how); `--hosts 8` for several such hosts;
+`--dtype bfloat16` compiles for CPUs what they widen to float32.
+
+Programs for GPUs are planned as they are written, by one search of the sum of costs: the question is what XLA makes of
+a plan, not which plan is best.
 
 Memory is what XLA allocates: arguments, temporaries and results that take no argument's place. It is packed, so it can
 be more than what is ever live. XLA's CPU backend is kept from dropping barriers, which would undo checkpoints.
@@ -16,14 +20,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 TOPOLOGY = sys.argv[sys.argv.index("--topology") + 1] if "--topology" in sys.argv else None
 DTYPE = sys.argv[sys.argv.index("--dtype") + 1] if "--dtype" in sys.argv else "bfloat16" if TOPOLOGY else "float32"
 HOSTS = int(sys.argv[sys.argv.index("--hosts") + 1]) if "--hosts" in sys.argv else 1
+TARGET = Path(sys.argv[sys.argv.index("--target") + 1]) if "--target" in sys.argv else None
 if TOPOLOGY is None:
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+from dataclasses import replace
 
 import jax
 from report import table
 
 import meshwright as mw
 from meshwright import zoo
+from meshwright.graph import trace
+from meshwright.planner.budget import Budget
+from meshwright.planner.planner import plan_program
 from meshwright.runtime.checking.verify import Verification
 
 PROGRAMS = [
@@ -70,7 +80,16 @@ def devices() -> list[jax.Device]:
         return jax.devices()
     from jax.experimental import topologies
 
-    return topologies.get_topology_desc(TOPOLOGY, "cuda", topology=f"1x{HOSTS}x8").devices
+    described = {} if TARGET is None else {"target_config": TARGET.read_text()}
+    return topologies.get_topology_desc(TOPOLOGY, "cuda", topology=f"1x{HOSTS}x8", **described).devices
+
+
+def planned(example: zoo.Example, shape: tuple[int, ...], method: mw.Auto) -> mw.Plan:
+    """The plan of a program for GPUs, as it is written."""
+    cluster = mw.cluster(f"{HOSTS}x8 {TOPOLOGY}")
+    traced = trace(example.train_step, example.state, example.batch, cluster=cluster)
+    as_written = replace(method, recompute="as written")
+    return mw.Plan.of(plan_program(traced, [cluster.mesh(shape)], as_written, lambda said: None, Budget(None)))
 
 
 def worst(found: Verification) -> str:
@@ -88,8 +107,11 @@ def main() -> None:
     cases = [(*case, mw.Auto()) for case in LARGE] if TOPOLOGY else SMALL
     for model, options, shape, method in cases:
         example = zoo.build(model, dtype=DTYPE, **options)
-        cluster = f"{HOSTS}x8 {TOPOLOGY or 'cpu'}"
-        plan = mw.plan(example.train_step, example.state, example.batch, cluster=cluster, mesh=shape, method=method)
+        if TOPOLOGY:
+            plan = planned(example, shape, method)
+        else:
+            step = example.train_step, example.state, example.batch
+            plan = mw.plan(*step, cluster="1x8 cpu", mesh=shape, method=method)
         found = plan.verify(devices=devices(), compiler_options=OPTIONS)
         rows.append(
             (

@@ -11,7 +11,7 @@ from jax import lax
 import meshwright as mw
 from meshwright.cost.attention import backward_flops
 from meshwright.cost.load import Load
-from meshwright.cost.rates import catalogue_rates, measured_rates
+from meshwright.cost.rates import measured_rates
 from meshwright.cost.work import alignment, attention_call, loads_of
 from meshwright.graph import trace
 from meshwright.hardware import find_chip
@@ -23,7 +23,7 @@ CHIP = replace(find_chip("cpu"), fetch_s=1e-8, special_s=1e-9)
 
 
 def compute_s(chip, op, nest, parts, moved, *more):
-    return catalogue_rates(chip).loads_s(loads_of(chip, op, nest, np.array(parts), np.array(moved), *more))
+    return measured_rates(chip).loads_s(loads_of(chip, op, nest, np.array(parts), np.array(moved), *more))
 
 
 def ops(function, *shapes):
@@ -133,12 +133,12 @@ def test_what_a_plan_records_costs_what_the_strategy_was_priced_at(function):
     op = ops(function, (32, 32))[-1]
     nest, parts, moved = loop_nest(op.signature), np.array([3, 1]), np.array([7e5, 2e6])
     loads = loads_of(CHIP, op.signature, nest, parts, moved, kernel=True)
-    rates = catalogue_rates(CHIP)
+    rates = measured_rates(CHIP)
     assert rates.load_s(loads.first) == rates.loads_s(loads)[0] > 0
     assert loads.first.flops == nest.flops / 3
 
 
-def test_catalogue_rates_are_the_chips_own():
+def test_measured_rates_are_the_chips_own():
     chip, load = find_chip("h100"), Load(1e12, 1e6, "bfloat16", True, 1.0, False)
-    assert catalogue_rates(chip).load_s(load) == chip.launch_s + chip.matmul_s(1e12, "bfloat16", 1e6)
-    assert catalogue_rates(chip).load_s(replace(load, flops=0.0)) == chip.launch_s + chip.memory_s(1e6)
+    assert measured_rates(chip).load_s(load) == chip.launch_s + chip.matmul_s(1e12, "bfloat16", 1e6)
+    assert measured_rates(chip).load_s(replace(load, flops=0.0)) == chip.launch_s + chip.memory_s(1e6)

@@ -65,6 +65,18 @@ def test_a_missing_file_is_said(tmp_path):
         mw.Plan.load(tmp_path / "nowhere.json")
 
 
+def test_a_plan_by_earlier_prices_says_so_and_keeps_its_costs(tmp_path):
+    step, args = mlp_step(16, 16, layers=2)
+    plan, path = mw.plan(step, *args, cluster="1x2 h100"), tmp_path / "plan.json"
+    plan.save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 6}))
+    again = mw.Plan.load(path)
+    assert again.cost == plan.cost and len(again.remarks) == len(plan.remarks) + 1
+    assert "by the rates of kernels that run alone" in again.remarks[-1] and "Make it again" in again.remarks[-1]
+    again.save(path)
+    assert mw.Plan.load(path).remarks == again.remarks
+
+
 def test_a_plan_of_the_first_version_is_read(planned, tmp_path):
     """It has no record of the search: how it is split can be told, but not what else was possible."""
     path = tmp_path / "plan.json"

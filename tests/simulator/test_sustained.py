@@ -2,8 +2,8 @@
 
 import pytest
 
+from meshwright.cost.sustained import ACROSS, INSIDE, link_of, sustained_s
 from meshwright.hardware import cluster
-from meshwright.simulator.sustained import ACROSS, INSIDE, link_of, sustained_s
 
 
 def test_groups_inside_a_host_take_the_meshs_own_time():

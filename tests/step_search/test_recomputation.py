@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.cost.rates import catalogue_rates
+from meshwright.cost.rates import cluster_rates
 from meshwright.errors import ShardingError
 from meshwright.hardware import Cluster
 from meshwright.parallelism.sentence import plain_sentence
@@ -114,7 +114,7 @@ def test_what_is_on_the_host_takes_none_of_the_device_and_the_time_of_its_copies
     assert {load.num_bytes for load in copies} == {each}
     assert plan.memory.host_bytes == (LAYERS - 1) * each and full.memory.host_bytes == 0
     assert plan.memory.peak_bytes < full.memory.peak_bytes
-    rates, chip = catalogue_rates(plan.mesh.chip), plan.mesh.chip
+    rates, chip = cluster_rates(plan.mesh.cluster), plan.mesh.chip
     assert rates.load_s(copies[0]) == chip.launch_s + each / chip.host_bandwidth
     assert "inputs that are kept on the host" in plain_sentence(plan) and "on its host" in str(plan)
 

@@ -1,7 +1,7 @@
 """The time of operations on a chip: a roofline over matrix products and memory traffic, at the rates that are reached.
 
-A plan is priced at the catalogue's rates, those of a kernel that runs alone. Inside a training step kernels are slower;
-`rates.toml` says by how much.
+Inside a training step kernels are slower than the catalogue's, which run alone; `rates.toml` says by how much. Plans,
+stages, simulations and rehearsals all take these rates.
 """
 
 import tomllib
@@ -125,11 +125,6 @@ class Rates:
 
     def _attention_s(self, kernel: str, flops: "float | Array", call: AttentionCall) -> "float | Array":
         return self.chip.launch_s + flops / (attention_flops_s(self.chip, kernel, call) * self.sustained)
-
-
-def catalogue_rates(chip: Chip) -> Rates:
-    """The rates of kernels that run alone, by which plans are made."""
-    return Rates(chip, Constants(chip.memory_efficiency))
 
 
 def step_rates(chip: Chip) -> Rates:

@@ -102,7 +102,7 @@ def _view(plan: StagedDetails, key: _Key) -> StageView:
     resized = plan.rows.at(rows)
     assert resized is not None  # it was priced
     mesh = submesh(plan.cluster.groups[group], prod(inner)).mesh(inner)
-    view = _Recorder(resized, plan.layers).view(mesh, way, rows, plan.limits[group])
+    view = _Recorder(resized, plan.layers, plan.cluster.num_devices).view(mesh, way, rows, plan.limits[group])
     whole = plan.rows.at(data * rows)
     return view if whole is None else replace(view, record=_enlarged(view.record, whole))
 

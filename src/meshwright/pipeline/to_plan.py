@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.cost.sustained import sustained_s
 from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.pipeline.layers.layers import Layers
@@ -108,7 +109,7 @@ def _stage(search: PipelineSearch, found: FoundPipeline, traced: Traced, number:
             shared_s += exchange_s(cluster, option.prices.local_bytes[value])
             state += option.tied_bytes(option.prices.local_bytes[value]) * copies
     size = float(items[Item.GRADIENT_BYTES])
-    between = sum(option.mesh.collective_s(kind, (0,), size) for kind in option.collectives)
+    between = sum(sustained_s(option.mesh, kind, (0,), size) for kind in option.collectives)
     fetched, returned = (float(part.sum()) for part in option.exchanged(by_layer))
     rows = search.catalogue.rows.batch / pipeline.num_microbatches
     share = rows / search.catalogue.rows.batch / option.mesh.num_devices
@@ -140,7 +141,7 @@ def _stage(search: PipelineSearch, found: FoundPipeline, traced: Traced, number:
         **times,
         weights_fraction=float(items[Item.WEIGHTS] / items[Item.BACKWARD]) if items[Item.BACKWARD] else 0.0,
         send_bytes=float(crossing[0 if near else 1][ends].mean()),
-        transfer_s=float(send_s(cluster, *crossing, near)[ends].mean()),
+        transfer_s=float(send_s(cluster, *crossing, near, option.mesh.num_devices)[ends].mean()),
         state_bytes=int(state),
         activation_bytes=int(held),
         transient_bytes=int(transient),

@@ -29,11 +29,16 @@ if TYPE_CHECKING:
     from meshwright.plans.records.staged_record import StagedRecord
 
 FORMAT = "meshwright-plan"
-VERSION = 6
+VERSION = 7
 # Version 1 has neither record nor judgement, version 2 none of stages, and both list operations; version 3 no merged
 # reductions; version 4 has neither the choice without a limit nor the parts of stages' times; version 5 marks neither
-# prefetched copies nor copies that readers slice out themselves.
-READABLE = (1, 2, 3, 4, 5, VERSION)
+# prefetched copies nor copies that readers slice out themselves; versions up to 6 have costs of kernels that run alone.
+READABLE = (1, 2, 3, 4, 5, 6, VERSION)
+_ALONE = 6
+_OLD_COSTS = (
+    "An earlier Meshwright made this plan, by the rates of kernels that run alone: its costs, and the times of its "
+    "stages, are shorter than those of plans that are made now. Make it again to compare them."
+)
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RecursionError, MemoryError)
 
 
@@ -254,6 +259,9 @@ def plan_from_json(data: dict[str, Any]) -> PlanData:
     """
     mesh = Mesh.from_json(data["mesh"])
     arguments, results = (_tensors(data[name], name) for name in ("arguments", "results"))
+    remarks = built(tuple[str, ...], data.get("remarks", ()), "remarks")
+    if data["version"] <= _ALONE and not mesh.is_abstract:
+        remarks = (*remarks, _OLD_COSTS)
     plan = PlanData(
         mesh=mesh,
         method=data["method"],
@@ -268,7 +276,7 @@ def plan_from_json(data: dict[str, Any]) -> PlanData:
         considered=built(tuple[Considered, ...], data["considered"], "considered"),
         compared=built(tuple[Compared, ...], data.get("compared", ()), "compared"),
         provenance=data["provenance"],
-        remarks=built(tuple[str, ...], data.get("remarks", ()), "remarks"),
+        remarks=remarks,
         microbatches=built(Microbatches, data.get("microbatches", 1), "microbatches"),
         batch_argnums=built(tuple[Count, ...], data.get("batch_argnums", ()), "batch_argnums"),
         recompute=built(str, data.get("recompute", "as written"), "recompute"),

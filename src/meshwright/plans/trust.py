@@ -20,7 +20,7 @@ from rich.text import Text
 from meshwright.console import Printed
 from meshwright.cost.attention import generation
 from meshwright.cost.load import Load
-from meshwright.cost.rates import catalogue_rates
+from meshwright.cost.rates import cluster_rates
 from meshwright.cost.xla_gpu.kernels import ESTIMATED_RATES, UNMEASURED
 from meshwright.plans.loops import PlannedLoop, extremes, loop_remarks, loops_of
 from meshwright.rules.families.gathering import SCATTERS
@@ -80,10 +80,10 @@ class Trust(Printed):
 
 def trust_of(plan: "PlanData") -> Trust | None:
     """How far a plan's step may be off; None where nothing is known: on an abstract mesh, on CPUs and for stages."""
-    chip = plan.mesh.chip
-    if chip is None or plan.mesh.is_cpu or plan.stages or not plan.step_s:
+    chip, cluster = plan.mesh.chip, plan.mesh.cluster
+    if chip is None or cluster is None or plan.mesh.is_cpu or plan.stages or not plan.step_s:
         return None
-    rates = catalogue_rates(chip)
+    rates = cluster_rates(cluster)
     by_kind: dict[str, float] = defaultdict(float)
     unmeasured: dict[str, float] = defaultdict(float)
     times: list[tuple[int, float]] = []

@@ -11,9 +11,9 @@ from math import prod
 from meshwright.blocks.blocks import Blocks
 from meshwright.blocks.find import blocks_of
 from meshwright.blocks.fingerprint import fingerprint
-from meshwright.cost.rates import catalogue_rates
+from meshwright.cost.rates import cluster_rates
 from meshwright.graph import UPDATE, Graph
-from meshwright.hardware import Chip, Mesh
+from meshwright.hardware import Cluster, Mesh
 from meshwright.planner.pricing.corrections import SHARES, CorrectedTimes
 from meshwright.planner.reading.details import FreshDetails
 from meshwright.plans.plan import Collective, OpPlan, PlanData
@@ -33,7 +33,7 @@ class MeasuredPart:
         operations: Indices in the graph of one occurrence, in program order.
         occurrences: The indices of all occurrences.
         trips: How often each occurrence runs in one step.
-        modelled_s: Modelled compute of one run.
+        modelled_s: Modelled compute of one run, on a device that works alone, as it is measured.
         sent_s: Modelled time of the collectives of one run, of their start and of their bytes by kind.
         stand_in_s: Modelled time of the stand-ins of its collectives, of one run.
         flops: FLOPs of products and convolutions of one run, on one device.
@@ -124,7 +124,7 @@ class _Reader:
     """Reads the strategies and the modelled work of operations from a plan."""
 
     def __init__(self, plan: PlanData, graph: Graph):
-        self.graph, self.plan, self.chip = graph, plan, plan.mesh.chip
+        self.graph, self.plan = graph, plan
         self.ops: dict[int, OpPlan] = {op.serial: op for op in plan.ops}
         self.sent: dict[int, list[Collective]] = {}
         for item in plan.collectives:
@@ -167,7 +167,7 @@ class _Reader:
         flops = sum(op.load.flops for op in plans if op.load)
         dtype = largest.load.dtype if largest is not None and largest.load is not None else ""
         label = "" if largest is None else largest.label
-        seconds = modelled_s(self.chip, plans)
+        seconds = modelled_s(self.plan.mesh.cluster, plans)
         return MeasuredPart(
             fingerprint, text, middle, tuple(laps), trips, seconds, sent_s, stand_ins, flops, label, dtype
         )
@@ -197,11 +197,11 @@ def stand_in_s(mesh: Mesh, item: Collective) -> float:
     return 0.0 if mesh.chip is None else float(item.trips * mesh.chip.memory_s(moved))
 
 
-def modelled_s(chip: Chip | None, ops: Iterable[OpPlan]) -> float:
-    """Modelled compute of one trip of some operations."""
-    if chip is None:
+def modelled_s(cluster: Cluster | None, ops: Iterable[OpPlan]) -> float:
+    """Modelled compute of one trip of some operations on a device that works alone, as it is measured."""
+    if cluster is None:
         return 0.0
-    rates = catalogue_rates(chip)
+    rates = cluster_rates(cluster, 1)
     return sum(rates.load_s(op.load) for op in ops if op.load is not None)
 
 

@@ -42,7 +42,7 @@ class SegmentTime:
         fingerprint: The segment's; of what belongs to no segment it begins with ``rest``.
         count: How often it runs in one step.
         compute_s: Measured compute of one run, without the stand-ins of its collectives; None where it failed.
-        modelled_s: Modelled compute of one run.
+        modelled_s: Modelled compute of one run, on a device that works alone.
         flops: FLOPs of products and convolutions of one run.
     """
 

@@ -216,7 +216,9 @@ class MeasuredSearch:
 
     def _corrections(self) -> Corrections:
         found = corrections(self.rows, None if self.calibrated is None else self.calibrated.usual)
-        return replace(found, memory=self.bytes_factor, about="" if self.calibrated is None else self.calibrated.about)
+        return replace(
+            found, memory=self.bytes_factor, alone=True, about="" if self.calibrated is None else self.calibrated.about
+        )
 
     def _others(self, modelled: PlanData) -> list[PlanData]:
         """Plans by other methods on the same mesh."""
@@ -237,8 +239,9 @@ class MeasuredSearch:
 
     def _combinations(self, modelled: PlanData) -> list[PlanData]:
         """Plans with other splits of the blocks of the segments that take most of the time."""
-        parts = [part for part in parts_of(modelled, self.traced.graph, self.blocks) if part.is_segment]
-        shares = {part.fingerprint: part.count * part.modelled_s / modelled.cost.compute for part in parts}
+        parts = parts_of(modelled, self.traced.graph, self.blocks)
+        whole_s = sum(part.count * part.modelled_s for part in parts)
+        shares = {part.fingerprint: part.count * part.modelled_s / whole_s for part in parts if part.is_segment}
         large = [s for s in self.blocks.segments if shares.get(s.fingerprint, 0.0) >= LARGE]
         fixed, found = FixedSplits(memory_fraction=self.method.memory_fraction), list[PlanData]()
         for segment in large:
@@ -249,8 +252,8 @@ class MeasuredSearch:
 
     def _measure(self, plans: Sequence[PlanData]) -> bool:
         """Measures the parts of plans that are worth it; whether any was not known before."""
-        pairs = [(plan, part) for plan in plans for part in parts_of(plan, self.traced.graph, self.blocks)]
-        wanted = self._chosen([pair for pair in pairs if _is_worth(*pair)])
+        parts = [(plan, parts_of(plan, self.traced.graph, self.blocks)) for plan in plans]
+        wanted = self._chosen([(plan, part) for plan, all_of_it in parts for part in _worth(plan, all_of_it)])
         candidates = [Candidate(plan, self.traced, part, self._mesh(plan)) for plan, part in wanted]
         before = self.measuring.num_measured
         try:
@@ -336,10 +339,14 @@ class MeasuredSearch:
         return replace(plan, remarks=(*plan.remarks, *self.remarks))
 
 
-def _is_worth(plan: PlanData, part: MeasuredPart) -> bool:
-    """Whether a part takes so much of a plan's compute or of its communication that it is measured."""
-    shares = (part.modelled_s, plan.cost.compute), (part.communication_s, plan.cost.communication)
-    return any(part.count * seconds > WORTH * total for seconds, total in shares)
+def _worth(plan: PlanData, parts: Sequence[MeasuredPart]) -> list[MeasuredPart]:
+    """The parts that take so much of a plan's compute or of its communication that they are measured."""
+    compute_s, sent_s = sum(part.count * part.modelled_s for part in parts), plan.cost.communication
+    return [
+        part
+        for part in parts
+        if part.count * part.modelled_s > WORTH * compute_s or part.count * part.communication_s > WORTH * sent_s
+    ]
 
 
 def _told(plan: PlanData, sent_s: float) -> str:

@@ -166,7 +166,7 @@ def rehearse_stages(plan: PlanData, traced: Traced, device: Any, steps: int, rem
     assert own is not None
     known = all(None not in (s.forward_s, s.backward_s, s.update_s) for s in stages)
     priced = replace(plan, stages=tuple(map(_priced, plan.stages, stages))) if known else plan
-    simulation = simulate_work(staged_work(priced, own, is_measured=known))
+    simulation = simulate_work(staged_work(priced, own))
     return PipelineRehearsal(
         plan,
         device.device_kind,

@@ -10,12 +10,12 @@ the operation that needs it.
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from meshwright.cost.rates import Rates, catalogue_rates, cluster_rates
+from meshwright.cost.rates import Rates, cluster_rates
+from meshwright.cost.sustained import link_of, sustained_s
 from meshwright.errors import SimulationError
 from meshwright.hardware import Chip, Mesh
 from meshwright.plans.plan import Collective, OpPlan, PlanData
 from meshwright.simulator.software import XLA, Software
-from meshwright.simulator.sustained import link_of, sustained_s
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _PHASES = ("forward", "backward", "update")
@@ -73,14 +73,10 @@ def spmd_work(plan: PlanData, mesh: Mesh, software: Software = XLA) -> Work:
 
 def _measured(plan: PlanData, prices: Rates, software: Software) -> float:
     """Measured ÷ modelled compute of a plan, by a profile of its step or by what is known of classes of operations."""
-    loads = [op.load for op in plan.ops if op.load is not None]
-    if "profile" in plan.provenance:
-        modelled = sum(load.trips * prices.load_s(load, software.attention) for load in loads)
-    elif "calibration" in plan.provenance and plan.mesh.chip is not None:
-        rates = catalogue_rates(plan.mesh.chip)  # those of kernels alone, by which costs are added up
-        modelled = sum(load.trips * rates.load_s(load) for load in loads)
-    else:
+    if not {"profile", "calibration"} & set(plan.provenance):
         return 1.0
+    loads = [op.load for op in plan.ops if op.load is not None]
+    modelled = sum(load.trips * prices.load_s(load, software.attention) for load in loads)
     return plan.cost.compute / modelled if modelled else 1.0
 
 

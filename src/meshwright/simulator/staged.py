@@ -1,32 +1,30 @@
-"""Makes the work of a plan with stages: each stage's passes at their planned times, scaled to a real step's rates.
+"""Makes the work of a plan with stages: each stage's passes at their planned times.
 
 A stage records which part of its seconds are matrix products, and which part of its communication is between its
-replicas. Each part is priced as `spmd` prices operations, and on other machines it is scaled by the rate on which it
-depends.
+replicas. On other machines each part is scaled by the rate on which it depends.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from meshwright.cost.rates import Rates, cluster_rates
+from meshwright.cost.rates import cluster_rates
+from meshwright.cost.sustained import sustained_s
 from meshwright.errors import SimulationError
 from meshwright.hardware import Cluster, Mesh
-from meshwright.hardware.groups import group_of
-from meshwright.pipeline.prices.transfer import transfer_s
+from meshwright.pipeline.prices.transfer import share_of_adapter, transfer_s
 from meshwright.pipeline.search.device_line import neighbours
 from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage, StageTime
 from meshwright.plans.stage_instructions import stage_instructions
 from meshwright.simulator.spmd import counted, num_tokens
-from meshwright.simulator.sustained import SHARED_ADAPTER
 from meshwright.simulator.work import COLLECTIVE, COMPUTE, GRADIENTS, Chunk, Task, Tasks, Work
 
 _LARGE_FLOPS, _LARGE_BYTES = 1e12, 2.0**27  # products and messages that reach their full rates
 _REPLICAS = (0,)  # the axis of a stage's mesh
 
 
-def staged_work(plan: PlanData, cluster: Cluster, is_measured: bool = False) -> Work:
-    """The work of one step of a pipelined plan; where its compute was measured, at these times as they are.
+def staged_work(plan: PlanData, cluster: Cluster) -> Work:
+    """The work of one step of a pipelined plan.
 
     Stages know the seconds of their passes, not the operations in them. On other machines, hosts of the same sizes,
     products are scaled by the chips' rates, other compute by their memory bandwidth, and communication by the time of a
@@ -41,11 +39,7 @@ def staged_work(plan: PlanData, cluster: Cluster, is_measured: bool = False) -> 
             _moved(stage, planned_cluster, cluster, close) for stage, close in zip(stages, near, strict=True)
         )
     interleave = plan.pipeline.interleave
-    prices = [
-        replace(_Prices.of(stage, cluster, close), is_measured=is_measured)
-        for stage, close in zip(stages, near, strict=True)
-    ]
-    chunks = [_chunk(stage, price, interleave) for stage, price in zip(stages, prices, strict=True)]
+    chunks = [_chunk(stage, interleave) for stage in stages]
     if interleave > 1:  # the last stage sends on, too: to the next chunk of the first
         chunks[-1] = replace(chunks[-1], send_s=max(chunk.send_s for chunk in chunks))
     return Work(
@@ -54,7 +48,7 @@ def staged_work(plan: PlanData, cluster: Cluster, is_measured: bool = False) -> 
         num_stages=len(stages),
         num_microbatches=plan.pipeline.num_microbatches,
         schedule=plan.pipeline.schedule,
-        update=tuple(_tasks("update", stage.update, price) for stage, price in zip(stages, prices, strict=True)),
+        update=tuple(_tasks("update", stage.update) for stage in stages),
         state_bytes=tuple(float(stage.state_bytes) for stage in stages),
         devices=tuple(stage.submesh.num_devices for stage in stages),
         limit_bytes=tuple(float(stage.submesh.machines(cluster).memory_bytes) for stage in stages),
@@ -63,7 +57,7 @@ def staged_work(plan: PlanData, cluster: Cluster, is_measured: bool = False) -> 
         model_flops=sum(s.flops * s.mesh.num_devices for s in stages) or plan.flops * plan.mesh.num_devices,
         tokens=num_tokens(plan),
         counted=counted(plan),
-        contention=prices[0].kernels.constants.contention,
+        contention=cluster_rates(stages[0].submesh.machines(cluster)).constants.contention,
         plays=stage_instructions(plan),
     )
 
@@ -78,10 +72,14 @@ def _moved(stage: Stage, own: Cluster, other: Cluster, near: bool) -> Stage:
         )
     before, after = stage.submesh.machines(own), stage.submesh.machines(other)
     mesh = after.mesh(stage.mesh.sizes)
-    products = after.chip.matmul_s(_LARGE_FLOPS, stage.dtype) / before.chip.matmul_s(_LARGE_FLOPS, stage.dtype)
-    moves = after.chip.memory_s(_LARGE_BYTES) / before.chip.memory_s(_LARGE_BYTES)
+    there, here = cluster_rates(after, other.num_devices), cluster_rates(before, own.num_devices)
+    products = there.product_s(_LARGE_FLOPS, dtype=stage.dtype) / here.product_s(_LARGE_FLOPS, dtype=stage.dtype)
+    moves = there.stream_s(_LARGE_BYTES) / here.stream_s(_LARGE_BYTES)
     size = stage.send_bytes or _LARGE_BYTES
     wires, hosts = (transfer_s(other, size, c) / transfer_s(own, size, c) for c in (near, False))
+    if not near:
+        devices = stage.submesh.num_devices
+        wires *= share_of_adapter(other, devices) / share_of_adapter(own, devices)
     outside, inside = (
         _large_sum_s(mesh, axes) / (_large_sum_s(stage.mesh, axes) or 1.0)
         for axes in (_REPLICAS, range(1, len(mesh.sizes)))
@@ -111,61 +109,10 @@ def _peak_flops(stage: Stage, cluster: Cluster) -> float:
 
 
 def _large_sum_s(mesh: Mesh, axes: Sequence[int]) -> float:
-    return float(mesh.collective_s("all_reduce", tuple(axes), _LARGE_BYTES))
+    return sustained_s(mesh, "all_reduce", tuple(axes), _LARGE_BYTES)
 
 
-@dataclass(frozen=True)
-class _Prices:
-    """The rates that turn a stage's planned seconds into those of a real step.
-
-    Attributes:
-        kernels: Those of its chip.
-        outside, inside: Fractions of their rates that links between replicas, and inside one, sustain.
-        sends: The same for links to the next stage.
-        hosts: The same for links to any stage.
-        is_measured: Whether compute was measured, so that it is what a real step takes.
-    """
-
-    kernels: Rates
-    outside: float
-    inside: float
-    sends: float
-    hosts: float
-    is_measured: bool = False
-
-    @classmethod
-    def of(cls, stage: Stage, cluster: Cluster, near: bool) -> "_Prices":
-        """The prices of a stage; ``near`` if it sends to one on its host."""
-        machines, sizes = stage.submesh.machines(cluster), stage.mesh.sizes
-        rates = cluster_rates(machines, cluster.num_devices)
-        network = rates.constants.network
-        outside, inside = (
-            network if group_of(machines, sizes, tuple(axes)).num_domains > 1 else 1.0
-            for axes in (_REPLICAS, range(1, len(sizes)))
-        )
-        hosts = network if cluster.num_hosts > 1 else 1.0
-        return cls(rates, outside, inside, 1.0 if near else hosts / _share_of_adapter(stage, cluster), hosts)
-
-    def compute_s(self, time: StageTime) -> float:
-        """Compute in a step: products at their sustained rate, the rest at the memory's."""
-        if self.is_measured:
-            return time.compute_s
-        streaming = self.kernels.chip.memory_efficiency / self.kernels.constants.streaming
-        return time.product_s / self.kernels.sustained + time.moving_s * streaming
-
-    def sent_s(self, time: StageTime) -> float:
-        """Communication in a step."""
-        return time.replicas_s / self.outside + time.inside_s / self.inside + time.stages_s / self.hosts
-
-
-def _share_of_adapter(stage: Stage, cluster: Cluster) -> float:
-    """Part of a host's devices that send to the next stage at once, if they share an adapter; planning assumes all."""
-    if cluster.num_hosts == 1 or cluster.inter.kind != SHARED_ADAPTER:
-        return 1.0
-    return min(1.0, stage.submesh.num_devices / cluster.devices_per_host)
-
-
-def _chunk(stage: Stage, prices: _Prices, interleave: int) -> Chunk:
+def _chunk(stage: Stage, interleave: int) -> Chunk:
     """One of a stage's chunks, which are alike."""
     whole, products = stage.backward + stage.recompute, stage.backward.compute_s * stage.weights_fraction
     weights = StageTime(products, 0.0, products)
@@ -173,26 +120,26 @@ def _chunk(stage: Stage, prices: _Prices, interleave: int) -> Chunk:
     forward, backward, apart, of_weights = (
         time.times(1 / interleave) for time in (stage.forward, whole, inputs, weights)
     )
-    gradients = prices.sent_s(stage.gradients) / interleave
-    passes = _tasks("backward", backward, prices)
+    gradients = stage.gradients.communication_s / interleave
+    passes = _tasks("backward", backward)
     return Chunk(
-        forward=_tasks("forward", forward, prices),
+        forward=_tasks("forward", forward),
         backward=passes,
         closing=_with_gradients(passes, gradients),
-        inputs=_tasks("inputs' gradients", apart, prices),
-        weights=_tasks("weights' gradients", of_weights, prices),
-        closing_weights=_with_gradients(_tasks("weights' gradients", of_weights, prices), gradients),
-        send_s=stage.transfer_s / prices.sends,
+        inputs=_tasks("inputs' gradients", apart),
+        weights=_tasks("weights' gradients", of_weights),
+        closing_weights=_with_gradients(_tasks("weights' gradients", of_weights), gradients),
+        send_s=stage.transfer_s,
         send_bytes=stage.send_bytes,
         activation_bytes=stage.activation_bytes / interleave,
         working_bytes=float(stage.transient_bytes),
     )
 
 
-def _tasks(name: str, time: StageTime, prices: _Prices) -> Tasks:
+def _tasks(name: str, time: StageTime) -> Tasks:
     """A pass: its compute and its collectives, which do not overlap."""
-    compute = Task(name, COMPUTE, "compute", prices.compute_s(time))
-    sent = Task(f"collectives of {name}", COLLECTIVE, "collective", prices.sent_s(time), "mesh", (0,))
+    compute = Task(name, COMPUTE, "compute", time.compute_s)
+    sent = Task(f"collectives of {name}", COLLECTIVE, "collective", time.communication_s, "mesh", (0,))
     return (compute, sent) if time.communication_s > 0 else (compute,)
 
 

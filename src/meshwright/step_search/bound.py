@@ -9,16 +9,16 @@ counted: what is computed again may spare other operations their memory traffic,
 from dataclasses import replace
 
 from meshwright.cost.load import Load
-from meshwright.cost.rates import catalogue_rates
+from meshwright.cost.rates import cluster_rates
 from meshwright.graph.phases import UPDATE
 from meshwright.plans.plan import PlanData
 
 
 def with_bound(plan: PlanData) -> PlanData:
     """A plan with the bound on what else could be recomputed, and on other microbatches; where costs are seconds."""
-    if plan.mesh.chip is None or plan.stages or "calibration" in plan.provenance:
+    if plan.mesh.cluster is None or plan.stages or "calibration" in plan.provenance:
         return plan
-    rates, seconds = catalogue_rates(plan.mesh.chip), 0.0
+    rates, seconds = cluster_rates(plan.mesh.cluster), 0.0
     for op in plan.ops:
         if op.load is not None and op.load.flops and not op.load.recomputed:
             count = 1 if op.phase == UPDATE else plan.microbatches

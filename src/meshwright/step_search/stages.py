@@ -111,8 +111,8 @@ def _recipes(
     if not bounds:
         return
     search = start_search(traced, cluster, method, say, budget, known, layers)
-    search.beat_s = plan.cost.total  # stages are priced as it is: by kernels that run alone, one after the other
-    slower = cache(partial(_slower, search, plan))
+    search.beat_s = plan.cost.total  # stages are priced as it is: with nothing beside anything else
+    slower = cache(partial(_slower, search))
     say("looking for stages that are quicker")
     for stages in sorted({stages for stages, _ in bounds}):
 
@@ -129,15 +129,12 @@ def _runs(plan: PlanData, traced: Traced, batch: Sequence[int]) -> bool:
     return not why_not_cut(plan, traced, batch)
 
 
-def _slower(search: PipelineSearch, plan: PlanData, tensor: int) -> float:
+def _slower(search: PipelineSearch, tensor: int) -> float:
     """How many times as long a step takes at least where each stage splits weights over so many devices."""
     if tensor == 1:
         return 1.0
     alone, split = (search.catalogue.least_s(0, (n,), TENSOR) for n in (1, tensor))
-    if not alone or not plan.cost.compute:
-        return 1.0
-    in_step = max((plan.step_s - plan.cost.waiting) / plan.cost.compute, 1.0)  # times as long as alone
-    return 1.0 + max(split / alone - 1.0, 0.0) / in_step
+    return max(split / alone, 1.0) if alone else 1.0
 
 
 @dataclass(frozen=True)

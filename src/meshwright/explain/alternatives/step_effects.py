@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from meshwright.cost.sustained import sustained_s
 from meshwright.explain.alternatives.explanation import Effect
 from meshwright.parallelism.subject.subject import Subject
 from meshwright.pipeline.step_time import seconds_of, step_s
@@ -80,4 +81,4 @@ class Effects:
         return self._sum(once, size), self._sum(each, size)
 
     def _sum(self, kinds: tuple[str, ...], size: float) -> float:
-        return float(sum(self.stage.mesh.collective_s(kind, (0,), size) for kind in kinds))
+        return float(sum(sustained_s(self.stage.mesh, kind, (0,), size) for kind in kinds))

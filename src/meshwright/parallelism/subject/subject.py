@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+from meshwright.cost.sustained import sustained_s
 from meshwright.errors import PlanFileError
 from meshwright.hardware.clusters import AXIS_NAMES
 from meshwright.parallelism.axis_uses import AxisFacts
@@ -193,7 +194,7 @@ def _stage_collectives(subject: Subject) -> Iterator[Collective]:
     for kinds, times in ((once, 1), (each, many)):
         for kind in kinds:
             phase, what = ("update", "parameters") if kind == "all_gather" else ("backward", "gradients")
-            seconds = times * stage.mesh.collective_s(kind, (0,), size)
+            seconds = times * sustained_s(stage.mesh, kind, (0,), size)
             label = f"{what} of stage {subject.number}"
             yield Collective(kind, ("x",), size, seconds, phase, label, "", "gradient", times)
     if stage.send_bytes:

@@ -53,7 +53,7 @@ class Catalogue:
     ):
         self.rows, self.layers, self.cluster, self.say, self.needed = rows, layers, cluster, say, needed
         self.limits = [memory_fraction * group.memory_bytes / needed for group in cluster.groups]
-        self.num_solves = 0
+        self.num_solves, self._num_devices = 0, cluster.num_devices
         self._prunes = True
         self._pricings: dict[int, Pricing | None] = {}
         self._known: dict[tuple[Cluster, View, Way, int], LayerPrices | None] = {}
@@ -195,7 +195,7 @@ class Catalogue:
         if rows not in self._pricings:
             self.say(f"pricing {self.layers.num_layers} layers with {rows} rows")
             resized = self.rows.at(rows)
-            self._pricings[rows] = None if resized is None else Pricing(resized, self.layers)
+            self._pricings[rows] = None if resized is None else Pricing(resized, self.layers, self._num_devices)
         return self._pricings[rows]
 
 

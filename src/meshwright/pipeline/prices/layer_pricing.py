@@ -38,11 +38,11 @@ _SECONDS = 120.0
 
 
 class Pricing:
-    """A graph at one number of rows, ready to be priced on any view."""
+    """A graph at one number of rows, ready to be priced on any view of a part of some devices."""
 
-    def __init__(self, resized: Resized, layers: Layers):
+    def __init__(self, resized: Resized, layers: Layers, num_devices: int | None = None):
         self.graph, nests = resized
-        self.layers = layers
+        self.layers, self.num_devices = layers, num_devices
         self.grouping = Grouping(self.graph, nests)
         self.roles = find_roles(self.graph)
         self.live = liveness(self.graph, self.grouping.nests)
@@ -85,7 +85,9 @@ class Pricing:
             if method.name not in self._folded:
                 self._folded[method.name] = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic)
             if mesh not in self._pricers:
-                self._pricers[mesh] = Pricer(self.grouping, self.live.traffic, mesh, itemise=True)
+                self._pricers[mesh] = Pricer(
+                    self.grouping, self.live.traffic, mesh, itemise=True, num_devices=self.num_devices
+                )
             pricer, folded = self._pricers[mesh], self._folded[method.name]
             restrictions = method.restrict(self.graph, self.roles, mesh, pricer.axes)
             self._last = key, Formulation(pricer, folded, self.live, restrictions)

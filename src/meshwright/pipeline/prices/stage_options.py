@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost.sustained import sustained_s, sustained_ways
 from meshwright.hardware import Mesh
 from meshwright.pipeline.layers.forward_pass import Array, Bools, Ints
 from meshwright.pipeline.prices.catalogue import TENSOR, Catalogue, View, Way, submesh
@@ -100,9 +101,9 @@ class Option:
         """
         fetched = returned = np.zeros(items.shape[1:])
         if self.zero > 1:
-            returned = self.mesh.collective_s("reduce_scatter", (0,), items[Item.GRADIENT_BYTES])
+            returned = sustained_s(self.mesh, "reduce_scatter", (0,), items[Item.GRADIENT_BYTES])
         if self.zero > 2:
-            fetched = self.mesh.collective_s("all_gather", (0,), items[Item.READ_BYTES])
+            fetched = sustained_s(self.mesh, "all_gather", (0,), items[Item.READ_BYTES])
         return fetched, returned + self.trains * fetched
 
     @property
@@ -233,9 +234,11 @@ class Options:
         if near not in self._transfers:
             catalogue, found = self._catalogue, []
             for option in self.options:
-                share = self.num_rows / catalogue.rows.batch / option.mesh.num_devices
+                devices = option.mesh.num_devices
+                share = self.num_rows / catalogue.rows.batch / devices
                 found.append(
-                    2 * send_s(catalogue.cluster, *crossing_bytes(catalogue.layers, option.prices, share), near)
+                    2
+                    * send_s(catalogue.cluster, *crossing_bytes(catalogue.layers, option.prices, share), near, devices)
                 )
             self._transfers[near] = np.array(found)
         return self._transfers[near]
@@ -328,7 +331,7 @@ def _sums(option: Option, num_microbatches: int) -> Array:
 
 def _ways(options: list[Option]) -> Array:
     """The algorithms of each option's collectives, padded with entries that never win or cost nothing."""
-    found = [[option.mesh.alternatives(kind, (0,)) for kind in option.collectives] for option in options]
+    found = [[sustained_ways(option.mesh, kind, (0,)) for kind in option.collectives] for option in options]
     most = max((len(ways) for steps in found for ways in steps), default=1)
     table = np.zeros((len(options), 2, most, 2))
     for row, steps in zip(table, found, strict=True):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshwright.cost.sustained import SHARED_ADAPTER, sustained_s
 from meshwright.hardware import Cluster, Mesh
 from meshwright.pipeline.prices.layer_prices import Array, Item, LayerPrices
 
@@ -31,17 +32,19 @@ def crossing_bytes(layers: "Layers", prices: LayerPrices, share: float) -> tuple
     return np.where(equal > 0, np.maximum(held, equal), 0.0), equal
 
 
-def send_s(cluster: Cluster, held: Array, equal: Array, near: bool) -> Array:
+def send_s(cluster: Cluster, held: Array, equal: Array, near: bool, num_devices: int) -> Array:
     """Seconds, one way, that each device of a stage takes to send activations to the next stage.
 
     Args:
         cluster: The machines.
         held, equal: For each cut, what a device holds of them, and its equal share of all.
         near: Whether both stages are on one host.
+        num_devices: How many devices the stage has.
     """
     if near or cluster.num_hosts == 1:
         return np.where(equal > 0, _permute_s(cluster, held, True), 0.0)
-    found = np.where(equal > 0, _permute_s(cluster, equal, False), 0.0)
+    each = share_of_adapter(cluster, num_devices) * _permute_s(cluster, equal, False)
+    found = np.where(equal > 0, each, 0.0)
     sharing = np.rint(np.divide(held, equal, out=np.ones_like(held), where=equal > 0))
     for count in set(sharing[sharing > 1].tolist()):
         found += np.where(sharing == count, _gather_s(cluster, held, int(count)), 0.0)
@@ -53,6 +56,13 @@ def transfer_s(cluster: Cluster, num_bytes: float, near: bool = False) -> float:
     return float(_permute_s(cluster, np.array(num_bytes, float), near or cluster.num_hosts == 1))
 
 
+def share_of_adapter(cluster: Cluster, num_devices: int) -> float:
+    """Part of the time between hosts that a stage's devices take if they share an adapter with others, who wait."""
+    if cluster.num_hosts == 1 or cluster.inter.kind != SHARED_ADAPTER:
+        return 1.0
+    return min(1.0, num_devices / cluster.devices_per_host)
+
+
 def exchange_s(cluster: Cluster, num_bytes: float) -> float:
     """Seconds that two stages which share a parameter take to sum its gradient and to return the parameter."""
     return 2 * transfer_s(cluster, num_bytes)
@@ -60,7 +70,7 @@ def exchange_s(cluster: Cluster, num_bytes: float) -> float:
 
 def _permute_s(cluster: Cluster, num_bytes: Array, near: bool) -> Array:
     found: Array = np.max(
-        [mesh.collective_s("permute", (0,), num_bytes) for mesh in _neighbours(cluster, near)], axis=0
+        [sustained_s(mesh, "permute", (0,), num_bytes) for mesh in _neighbours(cluster, near)], axis=0
     )
     return found
 
@@ -71,7 +81,7 @@ def _gather_s(cluster: Cluster, num_bytes: Array, count: int) -> Array:
     for group in cluster.groups:
         if (sharing := min(count, group.devices_per_host)) > 1:
             mesh = group.part(1, sharing).mesh((sharing,))
-            found = np.maximum(found, mesh.collective_s("all_gather", (0,), num_bytes))
+            found = np.maximum(found, sustained_s(mesh, "all_gather", (0,), num_bytes))
     return found
 
 

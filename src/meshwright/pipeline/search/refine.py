@@ -17,6 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.cost.sustained import sustained_ways
 from meshwright.pipeline.prices.kernels import ACTIVATIONS, MICROBATCH
 from meshwright.pipeline.prices.layer_prices import Item
 from meshwright.pipeline.prices.stage_options import Option, Options
@@ -110,7 +111,7 @@ class _Splitting:
             return 0.0
         size = sum(float(items[Item.GRADIENT_BYTES, a:b].sum()) for a, b in self.stage.chunks)
         once, each = (
-            sum(min(mesh.alternatives(kind, (0,)), key=lambda way: way[0] + way[1] * size)[1] for kind in kinds)
+            sum(min(sustained_ways(mesh, kind, (0,)), key=lambda way: way[0] + way[1] * size)[1] for kind in kinds)
             for kinds in EXCHANGED[self.option.zero]
         )
         return once + self.number * each

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.cost.sustained import sustained_ways
 from meshwright.hardware import Mesh
 from meshwright.hardware.collectives import Way, least_s
 from meshwright.strategy.candidates import Assignment
@@ -18,6 +19,7 @@ from meshwright.units import Numeric
 SHARES = ("start", "bytes")  # of a collective's time
 CollectiveFactors = Mapping[tuple[str, str], float]
 Sizes = tuple[int, ...]
+Axes = tuple[int, ...]
 Strategy = tuple[int, ...]  # the loop that each axis splits, or -1
 
 
@@ -33,6 +35,7 @@ class Corrections:
             time per byte; 1 where there is none.
         memory: Of the whole step, measured ÷ modelled bytes of one device.
         stages_memory: The same of the stages of a pipeline, which are modelled by themselves.
+        alone: Whether compute is priced as on a device that works alone, where it was measured, on any cluster.
         about: What is known of the chip, for the provenance of a plan.
     """
 
@@ -41,6 +44,7 @@ class Corrections:
     collectives: CollectiveFactors = field(default_factory=dict)
     memory: float = 1.0
     stages_memory: float = 1.0
+    alone: bool = False
     about: str = ""
 
     def factors(
@@ -65,7 +69,7 @@ UNCORRECTED = Corrections()
 
 @dataclass(frozen=True)
 class CorrectedTimes:
-    """The times of collectives on a mesh, as they were measured.
+    """The times of collectives on a mesh, inside a step and as they were measured.
 
     Attributes:
         mesh: The mesh, by whose links they are modelled.
@@ -74,6 +78,7 @@ class CorrectedTimes:
 
     mesh: Mesh
     factors: CollectiveFactors
+    _known: dict[tuple[str, Axes], list[Way]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -91,5 +96,9 @@ class CorrectedTimes:
         return (seconds - bytes_s) / start, bytes_s / per_byte
 
     def _ways(self, kind: str, axes: Sequence[int]) -> list[Way]:
-        start, per_byte = (self.factors.get((kind, share), 1.0) for share in SHARES)
-        return [(start * alpha, per_byte * beta) for alpha, beta in self.mesh.alternatives(kind, axes)]
+        key = kind, tuple(axes)
+        if key not in self._known:
+            start, per_byte = (self.factors.get((kind, share), 1.0) for share in SHARES)
+            ways = sustained_ways(self.mesh, kind, axes)
+            self._known[key] = [(start * alpha, per_byte * beta) for alpha, beta in ways]
+        return self._known[key]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.load import Loads
-from meshwright.cost.rates import catalogue_rates
+from meshwright.cost.rates import Rates, cluster_rates
 from meshwright.cost.work import loads_of
 from meshwright.cost.xla_gpu.kernels import workspace_bytes
 from meshwright.cost.xla_gpu.traffic import Traffic
@@ -51,7 +51,16 @@ _PUTTING = ("dynamic_update_slice", "loop_stack")  # write only the update; the 
 
 
 class Pricer:
-    """Prices groups on one mesh."""
+    """Prices groups on one mesh, at the rates inside a step.
+
+    Args:
+        grouping: The groups.
+        traffic: The bytes that the operations move.
+        mesh: The mesh.
+        itemise: Whether collectives are listed one by one.
+        corrections: What was measured.
+        num_devices: How many devices work, where the mesh has a part of them.
+    """
 
     def __init__(
         self,
@@ -60,6 +69,7 @@ class Pricer:
         mesh: Mesh,
         itemise: bool = False,
         corrections: Corrections | None = None,
+        num_devices: int | None = None,
     ):
         self.grouping = grouping
         self.corrections = corrections
@@ -67,10 +77,13 @@ class Pricer:
         self.graph: Graph = grouping.graph
         self.mesh = mesh
         self.axes = Axes(mesh.sizes)
+        self.rates: Rates | None = None
+        if mesh.cluster is not None:
+            is_alone = corrections is not None and corrections.alone
+            self.rates = cluster_rates(mesh.cluster, 1 if is_alone else num_devices)
         self.times = CorrectedTimes(mesh, {} if corrections is None else corrections.collectives)
         self.resharding = Resharding(self.times, self.axes)
         self.traffic = traffic
-        self.rates = None if mesh.chip is None else catalogue_rates(mesh.chip)
         self._candidates: dict[tuple[int, bool], Candidates] = {}
         self._tables: dict[tuple[int | None, int | None, bool], GroupTable] = {}
 

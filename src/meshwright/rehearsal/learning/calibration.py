@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from meshwright.cost.rates import catalogue_rates
+from meshwright.cost.rates import cluster_rates
 from meshwright.graph import Graph
 from meshwright.hardware import Chip
 from meshwright.planner.pricing.corrections import CollectiveFactors, Corrections
@@ -32,7 +32,7 @@ WORK = "work "  # begins the fingerprint of a row that says how much work of eac
 LEAST, MOST = 0.2, 5.0  # beyond these a factor tells of a fault, not of an efficiency
 _SMALL = 10  # a product of fewer than so many times the FLOPs that reach half of the best rate is small
 
-_MODEL = 3  # the version of the model of compute; a change of its formulas raises it
+_MODEL = 4  # the version of the model of compute; a change of its formulas raises it
 _FIGURES = (
     "flops",
     "memory_bandwidth",
@@ -83,8 +83,10 @@ def _work(row: Measured, graph: Graph, factors: CollectiveFactors) -> Measuremen
 
 
 def modelled_by_class(plan: PlanData, graph: Graph, operations: Iterable[int], chip: Chip) -> dict[str, float]:
-    """Modelled compute of one run of some operations, by class."""
-    plans, found, rates = {op.serial: op for op in plan.ops}, dict[str, float](), catalogue_rates(chip)
+    """Modelled compute of one run of some operations on a device that works alone, by class."""
+    assert plan.mesh.cluster is not None
+    plans, found = {op.serial: op for op in plan.ops}, dict[str, float]()
+    rates = cluster_rates(plan.mesh.cluster, 1)
     for index in operations:
         op = graph.ops[index]
         load = plans[op.serial].load if op.serial in plans else None

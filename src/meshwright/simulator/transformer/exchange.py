@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from meshwright.cost.sustained import SHARED_ADAPTER, link_of, sustained_s
 from meshwright.hardware import Cluster, Mesh
-from meshwright.simulator.sustained import SHARED_ADAPTER, link_of, sustained_s
 from meshwright.simulator.work import COLLECTIVE, Task
 
 
