@@ -5,7 +5,8 @@
 
 Eight virtual CPU devices, float32, greedy, 64 tokens. Each cell first generates one text after the other, with nothing
 beside them, then six requests together in two slots, whose prompts begin like those before and so are found in the
-cache. The references are those of `tests/hf/references`, made by transformers. Nothing is tolerated: a cell says how
+cache. The references are those of `tests/hf/references`, made by transformers; of caches in 8 bits they are the texts
+of one engine that computes each prompt at once. Nothing is tolerated: a cell says how
 many texts are the same token by token. `results/serving-equality.jsonl` has a line for each cell, with how many tokens
 of prompts were found in the cache and how many requests were preempted; the table is made of all lines.
 """
@@ -15,6 +16,7 @@ import json
 import os
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 from report import RESULTS, table
@@ -47,6 +49,15 @@ WAYS = {
     "2 replicas, 32": {"cluster": "1x2 cpu", "replicas": 2, "chunk": 32},
     "apart, 8": {"cluster": "1x2 cpu", "apart": (1, 1)},
 }
+#: The same in 8 bits, whose references are the texts that one engine with pages generates alone, prompts uncut.
+SMALL = {
+    "int8 pages, 5": {"cluster": "1x1 cpu", "chunk": 5},
+    "int8 slots, 8": {"cluster": "1x1 cpu", "cache": "slots"},
+    "int8 tensor, 8": {"cluster": "1x2 cpu", "method": "tensor"},
+    "int8 2 stages, 8": {"cluster": "1x2 cpu", "stages": 2},
+    "int8 apart, 8": {"cluster": "1x2 cpu", "apart": (1, 1)},
+}
+WAYS |= {name: way | {"cache_dtype": "int8"} for name, way in SMALL.items()}
 LINES = RESULTS / "serving-equality.jsonl"
 
 
@@ -54,6 +65,8 @@ def cell(family, options):
     """How many texts are those of the reference, alone and together, and what happened to them."""
     tensors = load_file(REFERENCES / family / "reference.safetensors")
     whole = [tensors[key].tolist() for key in sorted(tensors) if key.startswith("text")]
+    if "cache_dtype" in options:
+        whole = in_small(family, whole, options["cache_dtype"])
     sizes = {"max_len": 96, "slots": 2, "chunk": 8} | ({} if options.get("cache") == "slots" else {"block_size": 4})
     with mw.get_model(REFERENCES / family, **sizes | options) as model:
         told = {"max_new_tokens": 64, "eos_token_id": ()}
@@ -71,6 +84,19 @@ def cell(family, options):
         "preemptions": stats.preemptions,
         "blocks_used": stats.blocks_used,
     }
+
+
+@cache
+def small_engine(family, dtype):
+    """The engine whose texts are the references of caches in 8 bits."""
+    sizes = {"max_len": 96, "slots": 1, "chunk": 32, "block_size": 4}
+    return mw.get_model(REFERENCES / family, cluster="1x1 cpu", cache_dtype=dtype, **sizes)
+
+
+def in_small(family, whole, dtype):
+    """The texts of a family in 8 bits."""
+    told, model = {"max_new_tokens": 64, "eos_token_id": ()}, small_engine(family, dtype)
+    return [model.generate([text[:-64]], **told)[0].tolist() for text in whole]
 
 
 def main():

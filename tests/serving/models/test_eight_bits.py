@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.serving.models import PagedCache, SlotCache
+from meshwright.serving.models.attention import Scoring
 from meshwright.serving.models.eight_bits import EIGHT_BITS, kept, kept_types, recovered
 from meshwright.serving.models.work import Prompts
 from meshwright.serving.planning.decoder_work import decoder_work
@@ -48,6 +49,18 @@ def test_what_is_written_by_chunks_is_taken_out_and_put_in_elsewhere(cache):
     again = cache.take(cache.put(empty, pair, place), place, 8, "float32")
     for one, other in zip(pair, again, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_a_chunk_that_begins_a_prompt_looks_at_what_is_kept_as_one_in_the_middle_does(dtype):
+    cache, options = SlotCache((1, 2), 12, dtype), Scoring("plain", None, 0.25, None, None)
+    layer = jax.tree.map(lambda kind: jnp.zeros(kind.shape, kind.dtype), cache.arrays(1, 2, 16)[0])
+    new, q = tuple(jax.random.normal(jax.random.key(n), (1, 8, 2, 16)) for n in (0, 1)), jnp.ones((1, 8, 2, 16))
+    mixed = []
+    for fresh in (False, True):
+        prompts = Prompts(jnp.zeros((1, 8), jnp.int32), *(jnp.array([n]) for n in (0, 8, 2)), jnp.zeros((1, 0)), fresh)
+        mixed.append(cache.attend_prompts(cache.write_prompts(layer, new, prompts), q, new, prompts, options))
+    np.testing.assert_allclose(*mixed, rtol=1e-5)
 
 
 def test_the_cost_model_counts_the_scales_that_are_kept():

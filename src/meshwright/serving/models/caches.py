@@ -96,7 +96,7 @@ class PagedCache:
 
     def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
         if prompts.fresh:
-            return attend_start(q, *new, options)
+            return attend_start(q, *recovered(kept(self.dtype, new), q.dtype), options)
         k, v = self._read_pair(layer, prompts.tables, q.dtype)
         return attend_chunk(q, k, v, prompts.positions, options)
 
@@ -193,7 +193,7 @@ class SlotCache:
 
     def attend_prompts(self, layer: PyTree, q: Array, new: Pair, prompts: Prompts, options: Scoring) -> Array:
         if prompts.fresh:
-            return attend_start(q, *new, options)
+            return attend_start(q, *recovered(kept(self.dtype, new), q.dtype), options)
         k, v = recovered(self._read_all(layer, prompts.slots), q.dtype)
         return attend_chunk(q, k, v, prompts.positions, options)
 

@@ -3,6 +3,7 @@
 Each vector of a head has a scale of its own, by which its largest number becomes the largest of the type: keys of one
 token may be a hundred times those of another, and a scale for all would leave most of them a few steps. Of two equal
 neighbours in size, `int8` has steps of 1/127 of the largest number, `float8` of 1/16 of each number: `int8` is nearer.
+All attention looks at what is kept, within a chunk as well, so that a text is the same however its prompt is cut.
 """
 
 from collections.abc import Sequence
