@@ -55,6 +55,17 @@ def test_a_bound_is_no_more_than_a_recipe_takes(stages, schedule, interleave):
         assert least.step_s(stages, plan.pipeline.num_microbatches, num_layers=6) <= plan.step_s
 
 
+def test_stages_have_no_larger_microbatches_than_a_program_whose_state_is_spread():
+    args, machine = step("gpt-tiny", batch=16), mw.cluster("1x4 h100")
+    spread, whole = (
+        LeastStep.of(mw.plan(*args, cluster=machine, method=method), machine)
+        for method in (mw.Zero(3, microbatches=4), mw.DataParallel(microbatches=4))
+    )
+    assert spread.step_s(2, 4, num_layers=4) == float("inf")  # each device would have twice as many rows at once
+    assert spread.step_s(2, 8, num_layers=4) < float("inf")
+    assert whole.step_s(2, 4, num_layers=4) < float("inf")  # stages have less of the state, and room for more
+
+
 def test_stages_that_would_have_parts_of_several_hosts_are_left_out():
     args = step("mlp", batch=1536, layers=4, hidden=2048)
     plan = mw.plan(*args, cluster="3x2 v100-32gb")  # three stages of a host each, but not two of a host and a half

@@ -9,6 +9,7 @@ of each number of stages is priced, as an expert would write it, and simulated.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from math import prod
 
 import numpy as np
 
@@ -105,8 +106,7 @@ def _recipes(
         for stages in divisors(cluster.num_devices)
         if 1 < stages <= num_layers
         for count in divisors(size)
-        if count >= stages  # with fewer microbatches some stages always wait
-        and (bound_s := least.step_s(stages, count, num_layers)) < wanted_s
+        if (bound_s := least.step_s(stages, count, num_layers)) < wanted_s
     }
     if not bounds:
         return
@@ -141,26 +141,38 @@ def _slower(search: PipelineSearch, tensor: int) -> float:
 class LeastStep:
     """Bounds from below on steps in stages, from what a plan's operations take in a step.
 
+    A stage holds as many microbatches as there are stages, each of its part of the layers: together what a program of
+    all layers holds of one microbatch with as many rows on each device. So where that program's state is spread over
+    all devices, stages have no more room, and neither larger microbatches fit them nor ones of that size with less
+    computed again: the search of one program has weighed the one against the other.
+
     Attributes:
         fixed_s: What the kernels of one pass through the whole model take however few its rows are.
         shared_s: The rest of the passes of the whole batch, shared evenly by all devices; nothing is computed again.
         update_s: What is done once a step, shared likewise.
+        again_s: What is computed again where microbatches are as large as those of the plan.
+        num_parts: The fewest microbatches for each stage; one where memory does not say.
     """
 
     fixed_s: float
     shared_s: float
     update_s: float
+    again_s: float = 0.0
+    num_parts: int = 1
 
     @classmethod
     def of(cls, plan: PlanData, cluster: Cluster) -> "LeastStep":
         """The bounds that a plan of one program gives."""
         rates, count = cluster_rates(cluster), cluster.num_devices
-        fixed = shared = update = 0.0
+        fixed = shared = update = again = 0.0
         for op in plan.ops:
             load = op.load
-            if load is None or load.recomputed or load.over_host_link:
+            if load is None or load.over_host_link:
                 continue
             whole = load.trips * rates.load_s(load)
+            if load.recomputed:
+                again += whole
+                continue
             empty = replace(load, flops=_NONE * load.flops, num_bytes=0.0, fetches=0.0, special=0.0)
             started = load.trips * rates.load_s(empty)
             rest = (whole - started) * (load.num_parts or count) / count
@@ -168,16 +180,20 @@ class LeastStep:
                 update += rest
             else:
                 fixed, shared = fixed + started / plan.microbatches, shared + rest
-        return cls(fixed, shared, update)
+        held = _is_spread(plan)
+        return cls(fixed, shared, update, held * again, plan.microbatches if held else 1)
 
     @property
     def busy_s(self) -> float:
-        """The compute of each device if pipelines filled in no time: there are as many microbatches as stages."""
-        return self.fixed_s + self.shared_s + self.update_s
+        """The compute of each device if pipelines filled in no time, and nothing were computed again."""
+        return self.num_parts * self.fixed_s + self.shared_s + self.update_s
 
     def step_s(self, num_stages: int, num_microbatches: int, num_layers: int) -> float:
         """The least step of so many stages, by the best of the schedules that are searched."""
+        if num_microbatches < self.num_parts * num_stages:  # in fewer than there are stages some always wait
+            return np.inf
         own = self.fixed_s / num_stages + self.shared_s / num_microbatches
+        own += self.again_s / num_microbatches if num_microbatches == self.num_parts * num_stages else 0.0
         each = [StageSeconds(own, _WEIGHTS * own, 0.0, self.update_s)] * num_stages
         forms = [("1f1b", 1)]
         if num_microbatches >= SCHEDULES["zb-h1"].full_from * num_stages:
@@ -185,3 +201,12 @@ class LeastStep:
         if num_microbatches % num_stages == 0 and num_layers >= 2 * num_stages:
             forms.append(("interleaved", num_layers // num_stages))
         return min(step_s(Pipeline(name, num_microbatches, chunks, "none"), each)[0] for name, chunks in forms)
+
+
+def _is_spread(plan: PlanData) -> bool:
+    """Whether a plan's state is spread over all devices, so that in stages it takes no less of each."""
+    sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+    state = [tensor for tensor in plan.arguments if tensor.role in ("parameters", "optimizer")]
+    whole = sum(prod(tensor.shape) for tensor in state)
+    held = sum(prod(tensor.shape) / prod(sizes[axis] for axes in tensor.spec for axis in axes) for tensor in state)
+    return held * plan.mesh.num_devices <= (1 + NEARLY) * whole
