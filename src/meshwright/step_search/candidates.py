@@ -5,8 +5,9 @@ solve, simulate, price the communication that can be hidden at the part of its t
 again. The plan that is quickest as simulated is kept, or a simpler one that is nearly as quick.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
@@ -20,6 +21,7 @@ from meshwright.simulator.simulate import simulate
 from meshwright.simulator.simulated_step import SimulatedStep
 from meshwright.simulator.spmd import FETCH
 from meshwright.simulator.work import GRADIENTS
+from meshwright.step_search.microbatches import computes_all_the_time
 from meshwright.step_search.ranking import simplest, with_step
 
 # What is fetched and reduced is priced at least at this part of its time, so that of two plans that hide everything the
@@ -35,16 +37,28 @@ def best_plan(task: Task, meshes: list[Mesh], say: Progress, budget: Budget) -> 
     is_simple = meshes[0].cluster is None or meshes[0].num_devices == 1 or meshes[0].is_cpu  # nothing beside compute
     if not isinstance(task.method, Auto) or is_simple:
         return first
-    tried = [first, *_named(task, meshes, say, budget)]
-    steps: list[SimulatedStep] = [simulate(plan) for plan in tried]
-    plans = [with_step(plan, step) for plan, step in zip(tried, steps, strict=True)]
-    plans += _repriced(task, _worth_solving(meshes, first), exposure_of(steps), say, budget)
+    steps: list[SimulatedStep] = []
+    plans: list[PlanData] = []
+
+    def none_is_quicker() -> bool:
+        return any(map(computes_all_the_time, plans))
+
+    for plan in chain([first], _named(task, meshes, say, budget, none_is_quicker)):
+        steps.append(simulate(plan))
+        plans.append(with_step(plan, steps[-1]))
+    if not none_is_quicker():
+        plans += _repriced(task, _worth_solving(meshes, first), exposure_of(steps), say, budget)
     chosen = simplest(plans)
     return replace(chosen, method=task.method.name, considered=_considered(first, chosen))
 
 
-def _named(task: Task, meshes: Sequence[Mesh], say: Progress, budget: Budget) -> Iterator[PlanData]:
-    """The plans of named methods, each on its own view; on a mesh that was given, on that."""
+def _named(
+    task: Task, meshes: Sequence[Mesh], say: Progress, budget: Budget, none_is_quicker: Callable[[], bool]
+) -> Iterator[PlanData]:
+    """The plans of named methods, each on its own view; on a mesh that was given, on that.
+
+    Where none is quicker than those known, data parallel ones may still be simpler.
+    """
     if type(task.method) is not Auto or task.method.fix:
         return
     cluster = meshes[0].cluster
@@ -55,6 +69,8 @@ def _named(task: Task, meshes: Sequence[Mesh], say: Progress, budget: Budget) ->
         method = replace(named, memory_fraction=task.method.memory_fraction, seconds=task.method.seconds)
         if budget.seconds is not None and budget.is_over:
             return
+        if not method.spreads_batch and none_is_quicker():
+            continue
         try:
             views = method.divided(task.graph, method.meshes(cluster)) if own_views else list(meshes)
             if _may_fit(task, method, views):

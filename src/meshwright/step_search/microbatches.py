@@ -18,7 +18,7 @@ from meshwright.hardware import Mesh
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import AUTO, Auto, Method
 from meshwright.planner.planner import Progress, least_live_bytes
-from meshwright.plans.plan import Compared, PlanData
+from meshwright.plans.plan import Compared, Considered, PlanData
 from meshwright.runtime.microbatches.cut_operations import CannotCut
 from meshwright.runtime.microbatches.planned_parts import cut_traced
 from meshwright.step_search.ranking import NEARLY, against, simplest, with_step
@@ -126,10 +126,10 @@ class _Search:
         counts = divisors(batch_size(self.traced, self.positions)) if self.counts is None else self.counts
         plans: list[PlanData] = []
         misfits: list[Compared] = []
-        count = self._least_count(counts, misfits)
+        count, method = self._least_count(counts, misfits), self.method
         while count:
             try:
-                found = self._plan(count)
+                found = self._plan(count, method)
             except DoesNotFit as error:
                 if plans:
                     break
@@ -147,6 +147,7 @@ class _Search:
                 held = self._is_held(found) and found.step_s <= quickest
                 plans.append(found)
                 following = _following(counts, 2 * count) if held else 0
+                method = self._on_views_of(found)
             count = following
         return against(simplest(plans), (), misfits)
 
@@ -179,19 +180,26 @@ class _Search:
         shape, policy = tuple(self.meshes[0].sizes), self.traced.graph.recompute
         return Compared(self.method.name, shape, count, policy, 0, None, round(needed_bytes))
 
-    def _plan(self, count: int) -> PlanData:
+    def _plan(self, count: int, method: Method) -> PlanData:
         """The plan with so many microbatches."""
         if count == 1:
-            return self.solve(self.traced, self.method)
+            return self.solve(self.traced, method)
         self.say(f"cutting the batch into {count} microbatches")
-        return self.solve(self.cut(self.traced, self.positions, count), self.method)
+        return self.solve(self.cut(self.traced, self.positions, count), method)
+
+    def _on_views_of(self, plan: PlanData) -> Method:
+        """The method on a plan's own view, and on the one that is cheapest where memory does not matter."""
+        if not isinstance(self.method, Auto) or len(self.meshes) == 1:
+            return self.method
+        free = {view.shape: cost for view in plan.considered for cost in _free_costs(view)}
+        own = [plan.mesh.sizes, min(free, key=free.__getitem__, default=plan.mesh.sizes)]
+        return replace(self.method, mesh_shapes=list(dict.fromkeys(own)))
 
     def _is_held(self, plan: PlanData) -> bool:
         """Whether a plan is slower for want of memory, so that one with more microbatches may be quicker."""
         if computes_all_the_time(plan):
             return False
-        rounds = [each for view in plan.considered for each in view.rounds if not each.num_held and each.progress]
-        free = [cost for each in rounds if (cost := each.progress[-1].cost) is not None]
+        free = [cost for view in plan.considered for cost in _free_costs(view)]
         limit = plan.memory.limit_bytes
         tight = limit is not None and plan.memory.peak_bytes > _TIGHT * limit
         return tight and bool(free) and plan.cost.total > _BINDS * min(free)
@@ -211,6 +219,12 @@ class _Search:
             message = f"{error} Its batch cannot be cut into microbatches, which could change its numbers: {reason}."
             return DoesNotFit(message, needed_bytes=error.needed_bytes, limit_bytes=error.limit_bytes)
         raise AssertionError("a step fits that was found not to fit")
+
+
+def _free_costs(view: Considered) -> list[float]:
+    """What choices on a view cost that were made without a limit on memory."""
+    rounds = [each for each in view.rounds if not each.num_held and each.progress]
+    return [cost for each in rounds if (cost := each.progress[-1].cost) is not None]
 
 
 def divisors(size: int) -> list[int]:

@@ -286,7 +286,7 @@ class _Search:
             whole: A plan without recomputation that fits; None where none does.
             limit: Bytes that a plan may take.
         """
-        reference = with_step(self.unlimited(NONE, method, 1))
+        reference = with_step(self.unlimited(self.least, method, 1))
         assert reference.origin is not None
         regions = regions_of(reference.origin.call.program)
         if not regions:
