@@ -21,7 +21,7 @@ from meshwright.console import Printed
 from meshwright.cost.attention import generation
 from meshwright.cost.load import Load
 from meshwright.cost.rates import cluster_rates
-from meshwright.cost.xla_gpu.kernels import ESTIMATED_RATES, UNMEASURED
+from meshwright.cost.xla_gpu.kernels import ESTIMATED_RATES, MEASURED_ALONE, UNMEASURED
 from meshwright.plans.loops import PlannedLoop, extremes, loop_remarks, loops_of
 from meshwright.rules.families.gathering import SCATTERS
 from meshwright.units import format_seconds
@@ -139,6 +139,8 @@ def kind_of(name: str, load: Load) -> str:
         return "products" if load.dtype in ("bfloat16", "float16") else "products of float32"
     if name in _LOOK_UPS:
         return "look-ups, scatters and sorts"
+    if name in MEASURED_ALONE:
+        return "transforms, running sums and decompositions"
     return "loops" if load.trips >= _MANY else "kernels that move bytes"
 
 

@@ -65,7 +65,11 @@ class Orders:
                 continue
             summed, shape = tuple(op.params["axes"]), op.operands[0].shape
             last = max(_long(shape))
-            if last in summed or prod(shape[d] for d in summed) < _WARP * num_devices:
+            if (
+                last in summed
+                or min(_long(shape)) not in summed
+                or prod(shape[d] for d in summed) < _WARP * num_devices
+            ):
                 continue
             order = _pack((*(d for d in _long(shape) if d not in summed), *(d for d in summed if shape[d] > 1)))
             alike = np.array([tensor.shape == shape for tensor in facts.graph.kinds])[facts.graph.kind]

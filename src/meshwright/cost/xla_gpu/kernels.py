@@ -1,21 +1,27 @@
 """Kernels of XLA's GPU backend that take longer than their products and their bytes explain.
 
-All figures are of one H200, jax 0.11.2, read from the kernels of the train steps of `benchmarks/strangers` that are
-told; `benchmarks/grid.py` times such kernels alone. What has no figure yet is in `UNMEASURED`, and a plan says how much
-of it rests on those. Work is counted in special functions (`Chip.special_s`), so that it scales with the chip and with
-the split.
+All figures are of one H200, jax 0.11.2: of the grid of single operations that `benchmarks/grid.py` times (2026-11-19,
+252 of them), and of kernels in the train steps of `benchmarks/strangers` that are told. What has no figure yet is in
+`UNMEASURED`, and a plan says how much of it rests on those. Work is counted in special functions (`Chip.special_s`), so
+that it scales with the chip and with the split.
 
 - A **look-up** reads rows in no order, mostly from the cache: 0.4 (sorted) to 0.8 ps (drawn) an element of 4 bytes more
-  than the bytes take, in one program. Indices are assumed to be drawn over the whole table.
-- A **scatter** that adds does so by atomic operations: 0.4, 1.1 and 1.3 ps for each number of 4 bytes more than the
-  bytes take, in three programs; 8 ps for those of 2 bytes, which are exchanged with their neighbour, and 27 ps for each
-  row, in two. Maxima, minima and products are taken to be exchanged, too: none was measured alone. Indices that all
-  repeat one row take far longer, most of all where numbers are exchanged, one after the other: nothing in a program
-  tells, and only a rehearsal with the user's batch does.
-- A **sort** exchanges pairs in log n · (log n + 1) / 2 rounds, 0.75 ps for each element and round, in two programs;
-  `top_k` sorts whole.
+  than the bytes take. Indices are assumed to be drawn over the whole table.
+- A **scatter** that adds does so by atomic operations: 1 ps for each number of 4 bytes more than the bytes take, and 10
+  ps for each row; 8 ps for numbers of 2 bytes, which are exchanged with their neighbour. Maxima, minima and products
+  take 4 ps for each number. Indices that repeat few rows take far longer, most of all where numbers are exchanged, one
+  after the other, or where they are sorted: 2 to 800 times as long in the grid. Nothing in a program tells, and only a
+  rehearsal with the user's batch does.
+- A **sort** exchanges pairs in log n · (log n + 1) / 2 rounds, 0.75 ps for each element and round; `top_k` sorts whole.
 - The gradient of a **maximum over windows** selects and adds, 6.3 ps for each element of the image.
-- **Sums over all dims but the last**, of batch norms and biases, reach two thirds of the rate of streams.
+- **Sums over all dims but the last**, of batch norms and biases, reach two thirds of the rate of streams in programs,
+  where they are fused with what is summed; alone they reach all of it.
+- **Running sums** are log n passes over halves, 5 ps for each element; a logarithm of a running sum of exponentials
+  takes four times as long.
+- A **Fourier transform** takes 1.6 ps for each real number and dim on the way there, and 10 ps for each complex number
+  and dim on the way back, which copies.
+- **Decompositions** go column by column: a fixed time for each, whether of one matrix of 2,048 columns or of 256 of 32.
+- **Drawn numbers** take 1.4 ps for each of 4 bytes.
 """
 
 from math import ceil, log2, prod
@@ -30,22 +36,41 @@ if TYPE_CHECKING:
 
 #: In special functions of 0.26 ps.
 _LOOKED_UP = 0.55  # for each byte
-_ADDED, _ADDED_HALF, _ROW = 4.0, 30.0, 100.0  # for each number of 4 bytes or more, of 2 bytes, and for each row
+_ADDED, _ADDED_HALF, _ROW = 4.0, 30.0, 40.0  # for each number of 4 bytes or more, of 2 bytes, and for each row
+_EXCHANGED = 16.0  # for each number of 4 bytes of which a maximum, a minimum or a product is left
 _ROUND = 3.0  # of a sort, for each element
 _RADIX = 480.0  # for each element of a long row, which is sorted digit by digit
 _SELECTED = 24.0
 _SUMMED = 1.5
-_CUMULATED = 24.0  # for each element: JAX writes cumulative operations as log n passes over halves
-_TRANSFORMED = 16.0  # for each complex number and dim
+_CUMULATED, _CUMULATED_EXPONENTIALS = 20.0, 90.0  # for each element: JAX writes them as log n passes over halves
+_THERE, _BACK = 6.0, 40.0  # of a Fourier transform, for each number and dim
+_TO_REAL = 3  # JAX's kind of the way back to real numbers
+_DRAWN = 5.0
+#: Of decompositions, for each column: 0.35 µs of a Cholesky factor to 30 µs of singular values.
+_COLUMN = {
+    "cholesky": 1.3e6,
+    "triangular_solve": 1.0e6,
+    "lu": 7e6,
+    "geqrf": 12e6,
+    "qr": 16e6,
+    "householder_product": 4e6,
+    "eigh": 3e7,
+    "svd": 1.1e8,
+}
+_AT_ONCE = 2**22  # numbers of matrices that take no longer than a part of them
 
 #: Operations whose figures are estimates.
-UNMEASURED = frozenset(
-    "cumsum cumprod cummax cummin cumlogsumexp fft cholesky triangular_solve eigh svd qr lu householder_product".split()  # noqa: SIM905
-).union(*({f"scatter-{how}", f"scatter_{how}"} for how in ("max", "min", "mul")))
+UNMEASURED = frozenset(("cumprod", "cummax", "cummin", "eig", "schur", "hessenberg", "tridiagonal")).union(
+    *({f"scatter-{how}", f"scatter_{how}"} for how in ("min", "mul"))
+)
+#: Operations that were measured alone, and in no program.
+MEASURED_ALONE = frozenset(("cumsum", "cumlogsumexp", "fft", *_COLUMN))
 
-_TF32 = 0.72  # part of the rate of half precision, relative to peak, that products of float32 reach: 0.5 to 1.0
-_TILE, _CORES = 128, 132  # of a kernel that cannot divide its sum, each multiprocessor has one tile of the result
-_LONE_TILE = 0.28  # part of its share of the rate that such a multiprocessor reaches
+# Part of the rate of half precision, relative to peak, that products of float32 reach in programs: 0.5 to 1.0. Alone
+# they reach 0.88 of it, but in programs their kernels compute what is fused into them as well.
+_TF32 = 0.72
+_TILE, _CORES = (128, 64), 132  # of a kernel that cannot divide its sum, each multiprocessor has one tile of the result
+_LONE_TILE = 1.6  # part of its share of the rate of large products that such a multiprocessor reaches
 _WIDE_WINDOW, _WIDE_RATE = 32, 0.24  # wider windows have no quick kernel
 _HOLES = 0.37  # windows with holes, where they are kept
 _FEW_FEATURES = 0.12  # convolutions of fewer than 8 features: as many are computed, at this part of the rate
@@ -64,8 +89,8 @@ def counted(op: Signature) -> float:
         return _LOOKED_UP * op.results[0].num_bytes
     if name in _SCATTERS:
         rows, updates = prod(op.operands[1].shape[:-1]), op.operands[2]
-        is_exchanged = updates.itemsize <= 2 or name.endswith(("max", "min", "mul"))
-        return _ROW * rows + prod(updates.shape) * (_ADDED_HALF if is_exchanged else _ADDED)
+        exchanged = _EXCHANGED if name.endswith(("max", "min", "mul")) else _ADDED
+        return _ROW * rows + prod(updates.shape) * (_ADDED_HALF if updates.itemsize <= 2 else exchanged)
     if name == "sort":
         return _sorting(op.operands[0].shape, op.params["dimension"])
     if name == "top_k":
@@ -75,9 +100,16 @@ def counted(op: Signature) -> float:
     if name == "reduce_sum" and len(op.operands[0].shape) - 1 not in op.params["axes"]:
         return _SUMMED * prod(op.operands[0].shape)
     if name.startswith("cum"):
-        return _CUMULATED * prod(op.operands[0].shape)
+        each = _CUMULATED_EXPONENTIALS if name == "cumlogsumexp" else _CUMULATED
+        return each * prod(op.operands[0].shape)
     if name == "fft":
-        return _TRANSFORMED * prod(op.operands[0].shape) * len(op.params["fft_lengths"])
+        each = _BACK if int(op.params["fft_type"]) == _TO_REAL else _THERE
+        return each * prod(op.operands[0].shape) * len(op.params["fft_lengths"])
+    if name in _COLUMN:
+        shape = op.operands[0].shape
+        return _COLUMN[name] * min(shape[-2:]) * max(prod(shape) / _AT_ONCE, 1.0)
+    if name in ("random_bits", "threefry2x32"):
+        return _DRAWN * prod(op.results[0].shape)
     return 0.0
 
 
@@ -150,6 +182,12 @@ def _is_gradient(op: Signature) -> bool:
     return prod(offsets) > prod(op.results[0].shape[d] for d in positions)
 
 
+def _turns_window(op: Signature) -> bool:
+    """Whether a convolution has its window's features the other way round, as the gradient of another one has."""
+    outputs, inputs, *spaces = op.params["dimension_numbers"].rhs_spec
+    return bool(outputs < inputs) == (min(spaces, default=0) < min(outputs, inputs))
+
+
 def arithmetic_left(op: Signature) -> float:
     """Part of a product's rate that is left to a convolution whose kernel computes more than is asked for."""
     if op.primitive != "conv_general_dilated" or op.params["feature_group_count"] * op.params["batch_group_count"] > 1:
@@ -162,13 +200,14 @@ def arithmetic_left(op: Signature) -> float:
     zeros = prod(params["lhs_dilation"])
     if is_gradient and (zeros > 1 or any(stride > 1 for stride in params["window_strides"])):
         # The gradient of a window with holes, or of a transposed convolution: cuDNN has no kernel for it, and XLA
-        # convolves with a huge window, whose features are the examples of the batch.
+        # convolves with a huge window, whose features are the examples of the batch. Zeros are multiplied like others.
         rows = made[numbers.out_spec[0]] * prod(positions)
-        tiles = ceil(rows / _TILE) * ceil(made[numbers.out_spec[1]] / _TILE)
-        examples = image[numbers.lhs_spec[1]]
-        of_volumes = zeros if len(sizes) == 3 else 1  # images computed no zeros, in two programs; volumes did, in one
-        return min(1.0, _LONE_TILE * tiles / _CORES) * min(1.0, examples / 8) / of_volumes
-    rate = 1.0
+        tiles = ceil(rows / _TILE[0]) * ceil(made[numbers.out_spec[1]] / _TILE[1])
+        summed = max(image[numbers.lhs_spec[1]], 8) * prod(sizes)
+        dense = 2.0 * prod(_TILE) * summed * _CORES * ceil(tiles / _CORES)
+        asked = 2.0 * prod(made) * image[numbers.lhs_spec[1]] * prod(sizes) / zeros
+        return min(1.0, _LONE_TILE * asked / dense)
+    rate = 1.0 if is_gradient or _turns_window(op) else 1 / zeros  # of a transposed convolution; cuDNN has its gradient
     if not is_gradient:
         for size, holes, (low, high) in zip(sizes, params["rhs_dilation"], params["padding"], strict=True):
             if holes > 1 and size > 1:
