@@ -17,7 +17,7 @@ from meshwright.pipeline.search.equal_stages import ThreeD
 from meshwright.plan_files.known_plans import PlanKey, plan_key
 from meshwright.planner.budget import Budget
 from meshwright.planner.method_names import find_method
-from meshwright.planner.methods import Auto, Method
+from meshwright.planner.methods import AUTO, Auto, Method
 from meshwright.planner.planner import Progress, program_task
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.user_shardings import names_axes, refuse_stages
@@ -91,7 +91,8 @@ def plan(
         machines = where if isinstance(where, Cluster) else where[0].cluster
         with planned(mesh):
             traced = trace(function, *args, cluster=machines)
-        return Plan.of(_decided(traced, where, mesh, method, batch_numbers(batch_argnums, len(args)), say, budget))
+        found = _decided(traced, where, mesh, method, batch_numbers(batch_argnums, len(args)), say, budget)
+        return Plan.of(_with_asked(found, method))
 
 
 def plan_traced(
@@ -112,8 +113,21 @@ def plan_traced(
             if cluster is not None and is_of_others(last, cluster):
                 found = _as_before(traced, cluster, method, last, batch, say, budget)
                 if found is not None:
-                    return Plan.of(found)
-        return Plan.of(_decided(traced, where, mesh, method, batch, say, budget))
+                    return Plan.of(_with_asked(found, method))
+        return Plan.of(_with_asked(_decided(traced, where, mesh, method, batch, say, budget), method))
+
+
+def _with_asked(plan: PlanData, method: Method) -> PlanData:
+    """A plan that says which decisions about its whole step its method fixes."""
+    is_recipe = isinstance(method, ThreeD)
+    fixed = {
+        "microbatches": is_recipe or method.microbatches != AUTO,
+        "recompute": is_recipe or method.recompute != AUTO,
+        "stages": not isinstance(method, Auto) or method.pipeline != AUTO,
+        "splits": not isinstance(method, Auto),
+    }
+    asked = [name for name, is_asked in fixed.items() if is_asked]
+    return replace(plan, provenance={**plan.provenance, "asked": asked}) if asked else plan
 
 
 def _as_before(

@@ -72,7 +72,12 @@ def page_data(plan: "PlanData", seconds: float, recorded: Sequence["Event"] = ()
             for v in plan.considered
         ],
         "decided": [
-            {"name": one.name, "taken": one.taken, "instead": one.instead and _compared(plan, one.instead)}
+            {
+                "name": one.name,
+                "taken": one.taken,
+                "without": one.without,
+                "instead": one.instead and _compared(plan, one.instead),
+            }
             for one in decisions(plan).decisions
         ],
         "compared": [_compared(plan, one) for one in plan.compared],

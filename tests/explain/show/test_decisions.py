@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import pytest
 
 import meshwright as mw
@@ -39,6 +40,16 @@ def test_it_prints_what_others_take_and_what_does_not_fit(plan):
     line = next(line for line in text.splitlines() if line.startswith("Auto on 8, 4 microbatches"))
     assert "does not fit" in line and line.rstrip().endswith("≥ 1.00 TiB")
     assert str(tensor_parallel().explain()).count("none was looked into") == 4
+
+
+@pytest.mark.parametrize("method, asked", [(mw.Auto(microbatches=1), 1), (mw.Zero(3, recompute="none"), 3)])
+def test_what_was_asked_for_is_told_from_what_did_not_promise(method, asked, tmp_path):
+    types = jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((32, 16), "float32")
+    mw.plan(lambda x, w: x @ w, *types, cluster="1x2 h100", method=method).save(tmp_path / "plan.json")
+    plan = mw.Plan.load(tmp_path / "plan.json")
+    assert sum(one.is_asked for one in plan.explain().decisions) == asked
+    assert str(plan.explain()).count("it was asked for") == asked
+    assert [one["without"] for one in page_data(plan, 0.0)["decided"]].count("it was asked for") == asked
 
 
 def test_what_does_not_fit_is_told_of_a_step_in_microbatches(tmp_path):

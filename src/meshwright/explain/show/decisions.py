@@ -1,7 +1,7 @@
 """What each decision about a whole step is worth: the quickest plan of the search that decides it otherwise.
 
 Nothing is searched for: these are the plans that the search made, and what it found not to fit. Where no other way was
-looked into, it was asked for, or nothing else promised to be quicker.
+looked into, either it was asked for, and the table says so, or nothing else promised to be quicker.
 """
 
 from collections.abc import Iterator
@@ -31,11 +31,18 @@ class Decision(NamedTuple):
         name: What is decided.
         taken: What the plan does.
         instead: The other plan; None where none was looked into.
+        is_asked: Whether the method fixes it.
     """
 
     name: str
     taken: str
     instead: "Compared | None"
+    is_asked: bool = False
+
+    @property
+    def without(self) -> str:
+        """What is said where there is no other plan."""
+        return "it was asked for" if self.is_asked else "none was looked into"
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Decisions(Printed):
         table = plain_table("decided", ("decision", "taken", "the quickest plan that decides otherwise"), _FIGURES)
         for decision in self.decisions:
             other = decision.instead
-            cells = ("none was looked into", "", "", "") if other is None else (words(other), *figures(plan, other))
+            cells = (decision.without, "", "", "") if other is None else (words(other), *figures(plan, other))
             table.add_row(decision.name, decision.taken, *cells)
         shown = [table]
         if plan.compared:
@@ -71,13 +78,18 @@ def decisions(plan: "PlanData") -> Decisions:
 
 
 def _decisions(plan: "PlanData") -> Iterator[Decision]:
+    asked = plan.provenance.get("asked", ())
     again = plan.pipeline.checkpoint if plan.pipeline is not None else plan.recompute
-    yield Decision("microbatches", str(plan.microbatches), _first(plan, "microbatches", plan.microbatches))
-    yield Decision("recomputed", _again(again), _first(plan, "recompute", again))
-    yield Decision("stages", str(len(plan.stages) or "none"), _first(plan, "num_stages", len(plan.stages)))
+    yield Decision(
+        "microbatches", str(plan.microbatches), _first(plan, "microbatches", plan.microbatches), "microbatches" in asked
+    )
+    yield Decision("recomputed", _again(again), _first(plan, "recompute", again), "recompute" in asked)
+    yield Decision(
+        "stages", str(len(plan.stages) or "none"), _first(plan, "num_stages", len(plan.stages)), "stages" in asked
+    )
     same = [one for one in plan.compared if (one.microbatches, one.recompute) == (plan.microbatches, again)]
     splits = [one for one in same if one.num_stages == len(plan.stages)]
-    yield Decision("splits", "×".join(map(str, plan.mesh.sizes)), splits[0] if splits else None)
+    yield Decision("splits", "×".join(map(str, plan.mesh.sizes)), splits[0] if splits else None, "splits" in asked)
 
 
 def _first(plan: "PlanData", name: str, taken: object) -> "Compared | None":

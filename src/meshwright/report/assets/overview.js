@@ -62,7 +62,7 @@ MW.section("decisions", "Decisions", "What the search decided about the whole st
     { key: "more", name: "difference", num: true, show: (c) => (c.more === null ? "" : `${c.more < 0 ? "−" : "+"}${(100 * Math.abs(c.more)).toFixed(1)}%`) },
     { key: "peak", name: "memory", num: true, show: (c) => (c.peak === null ? "" : `${c.step === null ? "≥ " : ""}${MW.bytes(c.peak)}`) },
   ];
-  const decided = plan.decided.map((d) => ({ ...d, ...instead, plan: "none was looked into", ...d.instead }));
+  const decided = plan.decided.map((d) => ({ ...d, ...instead, plan: d.without, ...d.instead }));
   body.append(MW.table([{ key: "name", name: "decision" }, { key: "taken", name: "taken" }, { key: "plan", name: "instead", wide: true }, ...figures], decided));
   body.append(MW.el("h3", {}, "Other plans that were looked into"), MW.table([{ key: "plan", name: "plan", wide: true }, ...figures], plan.compared));
 }, () => MW.plan().compared.length > 0);
