@@ -132,7 +132,7 @@ def test_kernels_are_called_with_arrays_of_one_type_however_few_edges_there_are(
 def _compiled(make, *args):
     """What is made where no kernel is interpreted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jit, "_is_small", lambda _: False)
+        patch.setattr(jit, "_MOST_ELEMENTS", -1)
         return make(*args)
 
 

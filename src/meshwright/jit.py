@@ -193,7 +193,8 @@ class Kernel:
                 return self._interpret(*args)
             if _here.interpreting and (self.interpretable or _here.noted is not None):
                 return self.plain(*args)
-            if self.interpretable and not self.is_kept and self.spent_s < self.patience_s and _is_small(args):
+            waits = self.interpretable and not self.is_kept and self.spent_s < self.patience_s
+            if waits and _num_elements(args) <= _MOST_ELEMENTS:
                 return self._interpret(*args)
             if not self.is_kept:
                 background_compile.start()
@@ -272,15 +273,10 @@ def kernel(
     """
     if function is None:
         return lambda function: kernel(function, plain=plain, interpretable=interpretable, pauses=pauses, nan=nan)
-    if _disabled():
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):  # kernels are plain Python then
         return plain or function
     options = {"boundscheck": None, "fastmath": not nan and _FASTMATH, "nogil": True}
     return Kernel(function, plain=plain or function, interpretable=interpretable, pauses=pauses, options=options)
-
-
-def _disabled() -> bool:
-    """Whether ``NUMBA_DISABLE_JIT=1`` turns kernels into plain Python."""
-    return os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0")
 
 
 def inline(function: Callable | None = None, *, plain: Callable | None = None) -> Callable:
@@ -377,10 +373,6 @@ def _num_instructions(function: Callable, seen: set[Callable]) -> int:
                 seen.add(callee)
             total += _num_instructions(callee, seen)
     return total
-
-
-def _is_small(args: tuple) -> bool:
-    return sum(_num_elements(arg) for arg in args) <= _MOST_ELEMENTS
 
 
 def _num_elements(arg: Any) -> int:

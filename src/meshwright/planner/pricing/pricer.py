@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.load import Loads
-from meshwright.cost.rates import Rates, cluster_rates
+from meshwright.cost.rates import cluster_rates
 from meshwright.cost.work import loads_of
 from meshwright.cost.xla_gpu.kernels import workspace_bytes
 from meshwright.cost.xla_gpu.traffic import Traffic
-from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.graph.accumulation import Accumulated
 from meshwright.hardware import Mesh
@@ -18,7 +17,8 @@ from meshwright.planner.grouping.groups import Group, Grouping
 from meshwright.planner.grouping.joined_sums import PartialSum
 from meshwright.planner.pricing.corrections import CorrectedTimes, Corrections
 from meshwright.planner.pricing.group_table import Event, GroupTable
-from meshwright.planner.pricing.user_shardings import as_written, refusal
+from meshwright.planner.pricing.neighbours import borders, mixed
+from meshwright.planner.pricing.user_shardings import as_written
 from meshwright.rules.base import settled_itemsize
 from meshwright.strategy.candidates import (
     Assignment,
@@ -43,7 +43,6 @@ Array = NDArray[np.float64]
 # that gave the optimum over all strategies in a fortieth of the time; the cheapest alone were 22% off.
 MAX_STRATEGIES = 160
 
-_FLOAT32 = 4  # bytes of a number in which blocks of attention are added up
 _REWRITTEN_ON = ("NVIDIA", "AMD")  # where XLA turns products of scaled float8 numbers into products of float8
 _IN_PLACE = ("scatter", "dynamic_update_slice", "select_and_scatter")
 _TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than their result
@@ -77,20 +76,13 @@ class Pricer:
         self.graph: Graph = grouping.graph
         self.mesh = mesh
         self.axes = Axes(mesh.sizes)
-        self.rates: Rates | None = None
-        if mesh.cluster is not None:
-            is_alone = corrections is not None and corrections.alone
-            self.rates = cluster_rates(mesh.cluster, 1 if is_alone else num_devices)
+        company = 1 if corrections is not None and corrections.alone else num_devices
+        self.rates = None if mesh.cluster is None else cluster_rates(mesh.cluster, company)
         self.times = CorrectedTimes(mesh, {} if corrections is None else corrections.collectives)
         self.resharding = Resharding(self.times, self.axes)
         self.traffic = traffic
         self._candidates: dict[tuple[int, bool], Candidates] = {}
         self._tables: dict[tuple[int | None, int | None, bool], GroupTable] = {}
-
-    def dtype_of(self, index: int) -> str | None:
-        """The dtype in which a product runs, if not in its operands': on GPUs, scaled float8 numbers run in float8."""
-        is_gpu = self.mesh.chip is not None and self.mesh.chip.vendor in _REWRITTEN_ON
-        return self.grouping.dequantized.get(index) if is_gpu else None
 
     def price(self, group: Group, scatter: bool = True) -> GroupTable:
         """The table of one group; ``scatter`` says whether partial sums may be settled by reduce-scatter.
@@ -112,7 +104,8 @@ class Pricer:
             nest = self.grouping.nests[group.leader]
             key = (id(nest), scatter)
             if key not in self._candidates:
-                found = self._as_written(group.leader, enumerate_candidates(nest, self.axes, scatter))
+                found = enumerate_candidates(nest, self.axes, scatter)
+                found = as_written(self.graph.ops[group.leader], nest, self.mesh, found)
                 # If compute is free, replicating all work would win: on an abstract mesh the work must be split.
                 spread = self.mesh.is_abstract and nest.flops > 0
                 self._candidates[key] = most_split(found, self.axes) if spread else found
@@ -126,21 +119,10 @@ class Pricer:
             table.select(np.sort(first))
         return table
 
-    def _as_written(self, leader: int, found: Candidates) -> Candidates:
-        """The strategies that give an operation's result the sharding that the user wrote, if any was."""
-        op, nest = self.graph.ops[leader], self.grouping.nests[leader]
-        keep = as_written(op.signature, nest, self.mesh, found)
-        if keep is None:
-            return found
-        if not keep.any():
-            raise ShardingError(refusal(op.signature, self.mesh, op.source or op.label))
-        return Candidates(found.loops[keep], found.scatter[keep])
-
     def explain(self, group: Group, table: GroupTable, strategy: int) -> GroupTable:
         """The table of one strategy alone, with every collective named."""
         one = GroupTable(None, [codes[[strategy]] for codes in table.codes[:1]])
-        if table.candidates is not None:
-            chosen = table.candidates
+        if (chosen := table.candidates) is not None:
             one = GroupTable(Candidates(chosen.loops[[strategy]], chosen.scatter[[strategy]]), [])
         return self._walk(group, one, 1)
 
@@ -215,14 +197,16 @@ class _Walk:
 
     def _work(self, index: int, parts: NDArray[np.int64], moved: Array, fetches: Array) -> Loads:
         op, nest, traffic = self.graph.ops[index], self.grouping.nests[index], self.pricer.traffic
+        chip = self.pricer.mesh.chip
+        rewritten = self.grouping.dequantized if chip is not None and chip.vendor in _REWRITTEN_ON else {}
         return loads_of(
-            self.pricer.mesh.chip,
+            chip,
             op.signature,
             nest,
             parts,
             moved,
             fetches,
-            self.pricer.dtype_of(index),
+            rewritten.get(index),
             int(traffic.computed[index]),
             bool(traffic.starts[index]),
             op.trips,
@@ -317,58 +301,24 @@ class _Walk:
                 left[on] /= prod(mesh.sizes[axis] for axis in on_axes)
 
     def _halo(self, member: int, index: int, loops: Assignment) -> None:
-        """A split window reads its neighbours' borders: permutes of the halo's share of the first operand.
-
-        One border comes from each side, so there are two permutes, except where the halo is a single element, as for
-        most windows of stride 2.
-        """
-        op, nest, axes = self.graph.ops[index], self.grouping.nests[index], self.pricer.axes
-        for i, loop in enumerate(nest.loops):
-            if not loop.halo or not (loops == i).any():
-                continue
-            dims = nest.operands[0]
-            kind = self.graph.types[op.inputs[0]]
-            size = next((kind.shape[d] for d, dim in enumerate(dims) if i in dim), loop.size)
-            need = axes.pack(tensor_holders(dims, loops, len(nest.loops)))
-            local = kind.num_bytes / axes.num_parts(need)
-            for axis in range(axes.num_axes):
-                share = min(1.0, loop.halo * axes.sizes[axis] / size)
-                sides = min(loop.halo, 2)
-                border = np.where(loops[:, axis] == i, local * share / sides, 0.0)
-                for _ in range(sides):
-                    self._event("permute", (axis,), border, member, op.trips, "halo")
+        """Adds the permutes of windows that are split."""
+        op, nest = self.graph.ops[index], self.grouping.nests[index]
+        for axis, border in borders(self.graph, op, nest, self.pricer.axes, loops):
+            self._event("permute", (axis,), border, member, op.trips, "halo")
 
     def _mix(self, member: int, index: int, loops: Assignment, seconds: Array) -> None:
-        """Prices what devices send each other where the positions that an operation mixes are split.
+        """Adds what devices send each other where the positions that an operation mixes are split.
 
         What goes around does so while the device computes with what it has: compute waits for the rest alone.
         """
-        op, nest, axes = self.graph.ops[index], self.grouping.nests[index], self.pricer.axes
-        mixing, bits = nest.mixing, 1 << np.arange(axes.num_axes)
-        tensors = list(zip((*op.inputs, *op.outputs), (*nest.operands, *nest.results), strict=True))
-        for loop in {mixing.queries, mixing.ring} - {-1}:
-            masks = (loops == loop) @ bits
-            for mask in set(masks.tolist()) - {0}:
-                along = tuple(axis for axis in range(axes.num_axes) if mask >> axis & 1)
-                count = prod(axes.sizes[axis] for axis in along)
-                passed, returned, summed = np.zeros(self.size), np.zeros(self.size), np.zeros(self.size)
-                for place, (value, dims) in enumerate(tensors):
-                    if not any(loop in dim for dim in dims):
-                        continue
-                    parts = axes.num_parts(axes.pack(tensor_holders(dims, loops, len(nest.loops))))
-                    elements = np.where(masks == mask, self.graph.sizes[value] / parts, 0.0)
-                    sent = elements * int(self.graph.sent_itemsize[value])
-                    summed += 2 * _FLOAT32 * elements if place >= len(op.inputs) else 0.0
-                    if mixing.balanced:
-                        self._event("permute", along, sent / 2, member, 2 * op.trips, "exchange")
-                    if loop == mixing.ring and place in mixing.passed:
-                        passed += sent
-                    elif loop == mixing.ring and place - len(op.inputs) in mixing.returned:
-                        returned += _FLOAT32 * elements
-                self.table.transient.append((member, summed + 2 * passed))
-                beside = seconds / (2 if mixing.returned else 1)
-                self._event("permute", along, passed, member, (count - 1) * op.trips, "ring", beside=beside)
-                self._event("permute", along, returned, member, count * op.trips, "ring", beside=beside)
+        op, nest = self.graph.ops[index], self.grouping.nests[index]
+        beside = seconds / (2 if nest.mixing.returned else 1)
+        for sent in mixed(self.graph, op, nest, self.pricer.axes, loops):
+            for num_bytes in sent.exchanged:
+                self._event("permute", sent.along, num_bytes, member, 2 * op.trips, "exchange")
+            self.table.transient.append((member, sent.held))
+            for num_bytes, times in ((sent.passed, sent.num_devices - 1), (sent.returned, sent.num_devices)):
+                self._event("permute", sent.along, num_bytes, member, times * op.trips, "ring", beside=beside)
 
     def _internal(self, member: int, value: int, need: Codes, phase: str, trips: float) -> None:
         """Reshards a value within the group if an operation needs it in another sharding."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from meshwright import jax_compat
 from meshwright.errors import ShardingError
-from meshwright.graph import Graph
+from meshwright.graph import Graph, Op
 from meshwright.hardware import Mesh
 from meshwright.rules.base import LoopNest, Signature
 from meshwright.rules.families.islands import ISLAND, manual_axes
@@ -17,7 +17,21 @@ from meshwright.rules.written import written
 from meshwright.strategy.candidates import Candidates, result_holders
 
 
-def as_written(op: Signature, nest: LoopNest, mesh: Mesh, found: Candidates) -> NDArray[np.bool_] | None:
+def as_written(op: Op, nest: LoopNest, mesh: Mesh, found: Candidates) -> Candidates:
+    """The strategies that give an operation's result the sharding that the user wrote; all of them if none was.
+
+    Raises:
+        ShardingError: There is none.
+    """
+    keep = _as_written(op.signature, nest, mesh, found)
+    if keep is None:
+        return found
+    if not keep.any():
+        raise ShardingError(_refusal(op.signature, mesh, op.source or op.label))
+    return Candidates(found.loops[keep], found.scatter[keep])
+
+
+def _as_written(op: Signature, nest: LoopNest, mesh: Mesh, found: Candidates) -> NDArray[np.bool_] | None:
     """Which strategies of an operation do as the user wrote; None if nothing was written."""
     used = {name: axis for axis, name in enumerate(mesh.names) if mesh.sizes[axis] > 1}
     if op.primitive == ISLAND:
@@ -51,7 +65,7 @@ def meshes_as_written(graph: Graph, meshes: Sequence[Mesh]) -> list[Mesh]:
         return fit
     mesh = meshes[0]
     op, index = next((op, index) for op, index in places if _reason(op, mesh))
-    raise ShardingError(refusal(op, mesh, graph.ops[index].source or graph.ops[index].label))
+    raise ShardingError(_refusal(op, mesh, graph.ops[index].source or graph.ops[index].label))
 
 
 def names_axes(graph: Graph) -> bool:
@@ -124,7 +138,7 @@ def _places(graph: Graph) -> list[tuple[Signature, int]]:
     return [(op, index) for op, index in found if op.primitive == ISLAND or written(op) is not None]
 
 
-def refusal(op: Signature, mesh: Mesh, where: str) -> str:
+def _refusal(op: Signature, mesh: Mesh, where: str) -> str:
     """Why an operation cannot have the sharding that the user wrote, and what to do about it."""
     return f"{where}: {_reason(op, mesh) or _no_strategy(op, mesh)}"
 
