@@ -54,6 +54,10 @@ class UpdateRounds:
         self.wanted = {stage: list(values) for stage, values in wanted.items()}
         self._place()
         self._known: dict[tuple[int, int], int] = {}
+        for number in units:  # in order: a chain of thousands, as the norm of all gradients, is no deep recursion
+            for value in program.operations[number].outputs:
+                for stage in self.wanted:
+                    self.round(value, stage)
         self.found = self._collect()
 
     def _place(self) -> None:
