@@ -69,8 +69,9 @@ MEASURED_ALONE = frozenset(("cumsum", "cumlogsumexp", "fft", *_COLUMN))
 # Part of the rate of half precision, relative to peak, that products of float32 reach in programs: 0.5 to 1.0. Alone
 # they reach 0.88 of it, but in programs their kernels compute what is fused into them as well.
 _TF32 = 0.72
-_TILE, _CORES = (128, 64), 132  # of a kernel that cannot divide its sum, each multiprocessor has one tile of the result
-_LONE_TILE = 1.6  # part of its share of the rate of large products that such a multiprocessor reaches
+_TILE, _CORES = 128, 132  # of a kernel that cannot divide its sum, each multiprocessor has one tile of the result
+_LONE_TILE = 0.28  # part of its share of the rate that such a multiprocessor reaches, in one program
+_OF_TILE = {"images": 1.6, "volumes": 0.8}  # the same of half a tile: images in the grid, volumes in one program
 _WIDE_WINDOW, _WIDE_RATE = 32, 0.24  # wider windows have no quick kernel
 _HOLES = 0.37  # windows with holes, where they are kept
 _FEW_FEATURES = 0.12  # convolutions of fewer than 8 features: as many are computed, at this part of the rate
@@ -200,13 +201,15 @@ def arithmetic_left(op: Signature) -> float:
     zeros = prod(params["lhs_dilation"])
     if is_gradient and (zeros > 1 or any(stride > 1 for stride in params["window_strides"])):
         # The gradient of a window with holes, or of a transposed convolution: cuDNN has no kernel for it, and XLA
-        # convolves with a huge window, whose features are the examples of the batch. Zeros are multiplied like others.
-        rows = made[numbers.out_spec[0]] * prod(positions)
-        tiles = ceil(rows / _TILE[0]) * ceil(made[numbers.out_spec[1]] / _TILE[1])
-        summed = max(image[numbers.lhs_spec[1]], 8) * prod(sizes)
-        dense = 2.0 * prod(_TILE) * summed * _CORES * ceil(tiles / _CORES)
-        asked = 2.0 * prod(made) * image[numbers.lhs_spec[1]] * prod(sizes) / zeros
-        return min(1.0, _LONE_TILE * asked / dense)
+        # convolves with a huge window, whose features are the examples of the batch.
+        rows, columns = made[numbers.out_spec[0]] * prod(positions), made[numbers.out_spec[1]]
+        tiles, examples = ceil(rows / _TILE) * ceil(columns / _TILE), image[numbers.lhs_spec[1]]
+        if zeros == 1:
+            return min(1.0, _LONE_TILE * tiles / _CORES) * min(1.0, examples / 8)
+        # It multiplies zeros like other numbers, a tile on each multiprocessor at a time.
+        halves = ceil(rows / _TILE) * ceil(columns / (_TILE // 2))
+        dense = max(examples, 8) * _CORES * ceil(halves / _CORES) * _TILE * _TILE // 2
+        return min(1.0, _OF_TILE["images" if len(sizes) < 3 else "volumes"] * prod(made) * examples / dense / zeros)
     rate = 1.0 if is_gradient or _turns_window(op) else 1 / zeros  # of a transposed convolution; cuDNN has its gradient
     if not is_gradient:
         for size, holes, (low, high) in zip(sizes, params["rhs_dilation"], params["padding"], strict=True):
