@@ -262,6 +262,7 @@ def print_table(options: argparse.Namespace) -> None:
                 f"{rehearsed:+.1%}" if rehearsed == rehearsed else "",
                 f"{row['compiled_bytes'] / 2**30:.2f} GiB",
                 f"{peak / 2**30:.2f} GiB ({memory_error:+.0%})",
+                _after_profile(row),
             )
         )
     for word, some in errors.items():
@@ -269,10 +270,17 @@ def print_table(options: argparse.Namespace) -> None:
             sides = [[error for error in side if error == error] for side in zip(*some, strict=True)]
             cells = [f"{mean(map(abs, side)):.1%}, {max(side, key=abs):+.0%}" if side else "" for side in sides]
             low = f"too low {min(0.0, *sides[1]):+.0%}"
-            shown.append((f"**mean, worst of {len(some)}**", word, "", cells[0], "", cells[2], low, cells[1]))
-    header = ("program", "", "measured", "planned", "interval", "rehearsed", "compiled", "planned memory")
+            shown.append((f"**mean, worst of {len(some)}**", word, "", cells[0], "", cells[2], low, cells[1], ""))
+    header = ("program", "", "measured", "planned", "interval", "rehearsed", "compiled", "planned memory", "profiled")
     table("Strangers", (__doc__ or "").split("\n")[0], header, shown)
     print_spreads(told)
+
+
+def _after_profile(row: dict[str, Any]) -> str:
+    """How far the time and memory of a plan with a profile are off."""
+    if "profiled_s" not in row:
+        return ""
+    return f"{row['profiled_s'] / true_s(row) - 1:+.1%}, {row['profiled_bytes'] / row['compiled_bytes'] - 1:+.1%}"
 
 
 def _planned(stranger: Any, kept: Path) -> dict[str, Any]:

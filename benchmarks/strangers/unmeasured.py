@@ -1,4 +1,4 @@
-"""Programs that no accelerator has run yet: they are to be planned, and `plan.trust` is to say how surely."""
+"""Programs written last, with what prices had never met: they were measured once, after they had been planned."""
 
 import math
 
