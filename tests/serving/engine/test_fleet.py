@@ -115,7 +115,7 @@ class Desk:
 
 
 def test_a_prompt_goes_where_its_beginning_is_known_unless_that_replica_is_busier():
-    desks = [Desk(slots=16) for _ in range(3)]
+    desks = [Desk(slots=8) for _ in range(3)]
     fleet = Fleet(desks)
 
     def loads_after(prompt):
@@ -129,8 +129,8 @@ def test_a_prompt_goes_where_its_beginning_is_known_unless_that_replica_is_busie
     assert loads_after(other) == [1, 3, 1]  # that replica has three more than another by now
     assert loads_after([*known[:8], 63]) == [2, 3, 1]
     for desk in desks:
-        desk.load = 16
-    desks[2].load = 15
-    assert loads_after(known) == [16, 16, 16]  # where there is a slot
-    assert loads_after(known) == [17, 16, 16]  # all wait: the first of those with the fewest
-    assert loads_after(known) == [17, 17, 16]
+        desk.load = 8
+    desks[2].load = 7
+    assert loads_after(known) == [8, 8, 8]  # where there is a slot
+    assert loads_after(known) == [9, 8, 8]  # all wait: the first of those with the fewest
+    assert loads_after(known) == [9, 9, 8]
