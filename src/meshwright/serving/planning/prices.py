@@ -23,7 +23,7 @@ from meshwright.errors import ServingError
 from meshwright.hardware import Chip, Cluster
 from meshwright.serving.planning.decoder_work import Attention, DecoderWork, Product
 from meshwright.serving.planning.engine_constants import EngineConstants
-from meshwright.serving.planning.small_kernels import small_kernels
+from meshwright.serving.planning.small_kernels import SmallKernels, small_kernels
 from meshwright.serving.planning.split import BYTES, COMPUTED, Degrees, Storage, parts_of
 from meshwright.serving.scheduling.limits import row_ladder
 
@@ -133,6 +133,11 @@ class StepPrices:
     def _layers(self, attention: Attention) -> float:
         return attention.count / self.split.pipeline
 
+    @property
+    def _small_kernels(self) -> SmallKernels:
+        whole = self.split.tensor * self.split.data == 1 and BYTES[self.storage.cache] >= _HALF
+        return small_kernels(self.work.config, whole)
+
     @cached_property
     def _products(self) -> list[float]:
         """Seconds of everything in one stage that depends on the number of tokens alone."""
@@ -141,7 +146,7 @@ class StepPrices:
         for product in self.work.products:
             seconds = seconds + self._product_s(product, _GRID) * product.count
         moved = _MOVED * self.work.hidden * _HALF * _GRID / (self.chip.memory_bandwidth * self.chip.memory_efficiency)
-        small_s = small_kernels(self.work.config).layer * self.chip.launch_s if self.engine.traced else 0.0
+        small_s = self._small_kernels.layer * self.chip.launch_s if self.engine.traced else 0.0
         seconds = seconds + self.work.layers * (moved + self.engine.layer_s + small_s)
         seconds = (seconds + self.work.layers * self._exchange_s(_GRID)) * ceil(self.work.layers / stages)
         seconds = seconds / self.work.layers
@@ -156,7 +161,7 @@ class StepPrices:
         seconds = self._product_s(self.work.head, _GRID) + gather
         if self.engine.traced:
             more = np.array([len(row_ladder(ceil(n))) - 1 for n in _GRID])
-            seconds = seconds + more * small_kernels(self.work.config).bank * self.chip.launch_s * self.work.layers
+            seconds = seconds + more * self._small_kernels.bank * self.chip.launch_s * self.work.layers
         return [float(s) for s in seconds / self.split.pipeline]
 
     def _product_s(self, product: Product, tokens: Array) -> Array:

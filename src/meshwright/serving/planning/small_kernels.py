@@ -1,7 +1,7 @@
 """How many kernels a layer of our own engine's step starts beside its products, by the step itself.
 
 With few sequences a step waits as long for small kernels (norms, rotations, sums with the residual, the cache) as for a
-good part of the weights, and each bank of slots that it reaches starts some of its own. The engine's step is traced for
+good part of the weights; where a model is split, each bank of slots that the step reaches starts some of its own. The engine's step is traced for
 a GPU with two layers and with four, and its operations are fused as XLA does there (`cost/xla_gpu`); the difference is
 what two layers start.
 """
@@ -36,8 +36,8 @@ _USUAL = SmallKernels(12.0, 6.0)
 
 
 @lru_cache(maxsize=64)
-def small_kernels(config: Any) -> SmallKernels:
-    """Those of a model, by the zoo's `Config`.
+def small_kernels(config: Any, whole: bool = True) -> SmallKernels:
+    """Those of a model, by the zoo's `Config`: whole on each device with the engine's own kernel, or in banks of slots.
 
     >>> from meshwright.zoo import build
     >>> 8 <= small_kernels(build("llama-tiny").config).layer <= 14
@@ -45,6 +45,8 @@ def small_kernels(config: Any) -> SmallKernels:
     """
     if not hasattr(import_module(type(config).__module__), "logits"):
         return _USUAL
+    if whole:
+        return SmallKernels((_kernels(config, _MORE, ()) - _kernels(config, _FEW, ())) / 2, 0.0)
     one, two = ((_kernels(config, _MORE, banks) - _kernels(config, _FEW, banks)) / 2 for banks in ((8,), (1, 7)))
     return SmallKernels(one, two - one)
 
@@ -56,11 +58,12 @@ def _kernels(config: Any, layers: int, banks: Sequence[int]) -> int:
     from meshwright.cost.xla_gpu.liveness import liveness
     from meshwright.graph.tracing.trace import trace
     from meshwright.rules.registry import loop_nest
-    from meshwright.serving.models import Decoder, SlotCache, StepShape
+    from meshwright.serving.models import Decoder, SlotCache, StepShape, TritonCache
 
-    own, rows = {field.name for field in fields(config)}, sum(banks)
+    own, rows = {field.name for field in fields(config)}, sum(banks) or TritonCache.least_rows
     sizes = {"layers": layers, "dtype": "bfloat16"} | ({"positions": _LENGTH} if "positions" in own else {})
-    decoder = Decoder.of(replace(config, **sizes), SlotCache(tuple(banks), _LENGTH, "bfloat16"))
+    cache = SlotCache(tuple(banks), _LENGTH, "bfloat16") if banks else TritonCache((rows,), _LENGTH, "bfloat16")
+    decoder = Decoder.of(replace(config, **sizes), cache)
     shape = StepShape(rows, 0, 0, False, 0)
     last, packed = (jax.ShapeDtypeStruct((size,), jnp.int32) for size in (rows, shape.size))
     given = decoder.params(), decoder.arrays(), last, packed
