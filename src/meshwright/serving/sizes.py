@@ -139,7 +139,7 @@ def _slot_cache(config: Any, slots: int, max_len: int, devices: int, stored: str
     """Our own kernel where a model, or a stage of it, is whole on one GPU; else cuDNN's, which XLA splits.
 
     On an H200 (`benchmarks/serving.py`) steps of Llama-3-8B at a context of 1,024 took 7.4 ms with 64 sequences and
-    16.8 with 256; with cuDNN's kernel and writes of their own, 8.3 and 17.5. It has sinks and caps, too, which cuDNN's
+    16.2 with 256; with cuDNN's kernel and writes of their own, 8.3 and 17.5. It has sinks and caps, too, which cuDNN's
     has not. Neither reads 8 bits: these are brought back to the model's type before.
     """
     head_dim = Decoder.of(config, PagedCache(1, 1, config.dtype)).head_dim
