@@ -312,11 +312,13 @@ def compiled_sizes(engine, report):
             report(part="compiled", shape=str(shape), temporary_gib=analyse().temp_size_in_bytes / 2**30)
 
 
-def throughput(engine, report, length, seconds):
+def throughput(engine, report, length):
     """Tokens a second with prompts and answers of `length` tokens, all slots taken; begun in the middle of it.
 
     The first requests stand for some that have generated from none to all of their tokens, so that requests end and
-    begin evenly from the start.
+    begin evenly. It is measured over `length` steps: each slot begins one request in them, wherever it stood, and there
+    are as many tokens of prompts as of answers. (While the slots fill, the first ones run ahead of the last ones, so
+    that for a part of these steps 1.2 to 1.4 times as many requests begin.)
     """
     slots, draws = engine.limits.slots, itertools.count()
     stopped, open_requests, waits, failed = [False], {}, [], []
@@ -342,21 +344,20 @@ def throughput(engine, report, length, seconds):
     while ((stats := engine.stats()).running < slots or stats.waiting) and not failed:
         time.sleep(0.05)
     one, start = engine.stats(), time.perf_counter()
-    ended = start + seconds
-    while time.perf_counter() < ended:
-        time.sleep(min(5, ended - time.perf_counter()))
-        two, now = engine.stats(), time.perf_counter()
-        report(
-            part="throughput",
-            tokens_in=length,
-            tokens_out=length,
-            slots=slots,
-            seconds=now - start,
-            tokens_per_s=(two.tokens_out - one.tokens_out) / (now - start),
-            prompt_tokens_per_s=(two.tokens_in - one.tokens_in) / (now - start),
-            step_ms=1e3 * (now - start) / (two.steps - one.steps),
-            median_first_token_ms=1e3 * statistics.median(waits) if waits else None,
-        )
+    while (two := engine.stats()).steps < one.steps + length and not failed:
+        time.sleep(0.01)
+    now = time.perf_counter()
+    report(
+        part="throughput",
+        tokens_in=length,
+        tokens_out=length,
+        slots=slots,
+        seconds=now - start,
+        tokens_per_s=(two.tokens_out - one.tokens_out) / (now - start),
+        prompt_tokens_per_s=(two.tokens_in - one.tokens_in) / (now - start),
+        step_ms=1e3 * (now - start) / (two.steps - one.steps),
+        median_first_token_ms=1e3 * statistics.median(waits) if waits else None,
+    )
     stopped[0] = True
     for handle, _ in list(open_requests.values()):
         handle.cancel()
@@ -383,7 +384,6 @@ def main():
     parser.add_argument("--lengths", type=int, nargs="*", default=[1024], help="of chunks that are compiled as well")
     parser.add_argument("--max-len", type=int, default=2176)
     parser.add_argument("--length", type=int, default=1000, help="of prompts and of answers, for the throughput")
-    parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     options = parser.parse_args()
     report = Report(options.out)
@@ -424,7 +424,7 @@ def main():
         prefill(engine, prices, report, options.chunk)
         prefill(engine, prices, report, options.chunk // 2)
     if options.part in ("all", "throughput"):
-        throughput(engine, report, options.length, options.seconds)
+        throughput(engine, report, options.length)
         settle(engine)
     engine.close()
     if options.part == "all":

@@ -1,9 +1,9 @@
 """How many kernels a layer of our own engine's step starts beside its products, by the step itself.
 
 With few sequences a step waits as long for small kernels (norms, rotations, sums with the residual, the cache) as for a
-good part of the weights; where a model is split, each bank of slots that the step reaches starts some of its own. The engine's step is traced for
-a GPU with two layers and with four, and its operations are fused as XLA does there (`cost/xla_gpu`); the difference is
-what two layers start.
+good part of the weights; where a model is split, each bank of slots that the step reaches starts some of its own. The
+engine's step is traced for a GPU with two layers and with four, and its operations are fused as XLA does there
+(`cost/xla_gpu`); the difference is what two layers start.
 """
 
 from collections.abc import Sequence
