@@ -20,7 +20,7 @@ _PINNED_GIB = 64  # XLA's own default of the variable below
 def snapshot(leaves: Sequence[Any]) -> list[Any] | None:
     """Copies of the arrays among some leaves; None where devices cannot write so much to the host by themselves."""
     thin = [_thinned(leaf) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-    arrays = [leaf for leaf in thin if isinstance(leaf, jax.Array) and leaf.addressable_shards]
+    arrays = [leaf for leaf in thin if _is_copied(leaf)]
     places = [_place_on_host(array.sharding) for array in arrays]
     if None in places or sum(map(_pinned_bytes, arrays)) > _most_pinned_bytes():
         return None
@@ -31,7 +31,8 @@ def snapshot(leaves: Sequence[Any]) -> list[Any] | None:
 
 
 def _is_copied(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and bool(leaf.addressable_shards)  # the others are of other processes
+    # The others are of other processes. To ask for the shards would make an array of each.
+    return isinstance(leaf, jax.Array) and bool(leaf.sharding.addressable_devices)
 
 
 def _place_on_host(sharding: Sharding) -> Sharding | None:
