@@ -44,11 +44,10 @@ def test_what_is_no_decoder_is_refused():
         decoder_work(3)
 
 
-#: Steps of Llama-3-8B on one H200: batch and milliseconds in the engine, with its own kernel, at a context of 1,024;
-#: and tokens of a prompt and milliseconds of a step written by hand, which starts fewer kernels: of 512 tokens 10.9 ms
-#: were measured, 8.4% less than the price.
-DECODE = {1: 4.33, 8: 4.53, 64: 7.37, 256: 16.19}
-PREFILL = {2048: 40.1, 8192: 177.0}
+#: Steps of Llama-3-8B on one H200 in the engine, with its own kernel: batch and milliseconds at a context of 1,024; and
+#: tokens of a prompt and milliseconds alone and beside 384 sequences.
+DECODE = {1: 4.34, 8: 4.53, 64: 7.41, 256: 16.16, 384: 22.8}
+PREFILL = {1024: (24.7, 46.7), 2048: (49.0, 82.9)}
 
 
 @pytest.mark.parametrize("batch", DECODE)
@@ -69,7 +68,10 @@ def test_small_kernels_are_those_of_the_step_itself():
 
 @pytest.mark.parametrize("tokens", PREFILL)
 def test_measured_steps_of_prompts_are_met_within_8_percent(tokens):
-    assert prices("llama3-8b").prefill_s(tokens) * 1e3 == pytest.approx(PREFILL[tokens], rel=0.08)
+    price, (alone, beside) = prices("llama3-8b"), PREFILL[tokens]
+    assert price.prefill_s(tokens) * 1e3 == pytest.approx(alone, rel=0.08)
+    pairs = tokens * (tokens + 1) / 2
+    assert price.step_s(384 + tokens, 385, 384 * tokens, pairs) * 1e3 == pytest.approx(beside, rel=0.08)
 
 
 def test_a_step_costs_more_with_everything_that_it_does():
