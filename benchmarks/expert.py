@@ -4,7 +4,8 @@ Models that people train, on clusters and at batches on which they train them, p
 cluster=…)` with no other argument. What is recomputed is as the code says: each model of the first part is planned as
 plain code and with `jax.checkpoint` around all but products and fused attention ("selective"), the others with that
 alone. The published utilisation is that of a run of about this model and size on such devices. Utilisation counts the
-products of the model, without recomputation, as publications do; seconds to plan are seconds of one core.
+products of the model, without recomputation, as publications do; seconds to plan are seconds of one core. Rows are kept
+from run to run: the machine named below is that of the latest.
 
     python benchmarks/expert.py [WORD …] [--jobs 1] [--seconds 3600]    # the cases with these words; others are kept
 """
