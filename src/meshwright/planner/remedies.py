@@ -159,12 +159,16 @@ class _Fullest:
         return max(best // self.graph.microbatches, 1)
 
     def checkpointed(self, needed: int) -> Iterator[str]:
-        """The memory needed if each layer is recomputed: the layers' inputs, and one layer with its gradients."""
+        """The memory needed if each layer is recomputed: its input is kept, and one layer at a time is there.
+
+        That is the fullest moment as it is without the layers' insides, or that of a layer with its gradients.
+        """
         if any(word in scope for scope in self.graph.columns.scopes for word in _REMADE):
             return
         count, crossing, inside = self._layers()
         one = float(self.size[self.is_passing & inside[self.group]].sum()) / count
-        size = needed - (count - 2) * one + count * crossing
+        gradients = max(self.held.get("gradients", 0.0), self.held.get("parameters", 0.0))
+        size = count * crossing + max(needed - count * one, self.staying + gradients + 2 * one)
         if count > 1 and size < needed:
             told = format_bytes(self.scale * size)
             yield f"With jax.checkpoint around each of the {count} layers it would need about {told}."

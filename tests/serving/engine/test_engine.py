@@ -100,7 +100,7 @@ def test_probabilities_are_told_as_asked(engine):
         assert len(token.top) == 3
         assert token.top[0] == (token.id, token.logprob)
         assert [value for _, value in token.top] == sorted((value for _, value in token.top), reverse=True)
-    assert [token.top for token in engine.submit([5, 6, 7], Sampling(2, logprobs=0))] == [(), ()]
+    assert [token.top for token in engine.submit([5, 6, 7], Sampling(2, logprobs=0, ignore_eos=True))] == [(), ()]
     assert next(iter(engine.submit([5, 6, 7], Sampling(2)))).logprob is None
 
 
