@@ -13,6 +13,7 @@ from meshwright.errors import DoesNotFit, ServingError
 from meshwright.exploration.rental_prices import cluster_price
 from meshwright.hardware import Cluster
 from meshwright.profiler import cluster as find_cluster
+from meshwright.progress import progress
 from meshwright.serving.planning.plan_serving import plan_serving
 from meshwright.serving.planning.promise import Slo
 from meshwright.serving.planning.serving_plan import ServingPlan
@@ -106,7 +107,8 @@ def explore_serving(
     if not clusters or isinstance(clusters, str):
         raise ServingError(f"clusters is {clusters!r}; give a list such as ['1x8 h100', '1x8 a100-80gb']")
     machines = [find_cluster(one) if isinstance(one, str) else one for one in clusters]
-    found = [_offer(model, one, traffic, slo, prices or {}, options) for one in machines]
+    with progress():  # one line for all of the plans
+        found = [_offer(model, one, traffic, slo, prices or {}, options) for one in machines]
     known = [one.dollars_per_hour for one in found]
     ranks = [(one.plan is None, inf if price is None else price) for one, price in zip(found, known, strict=True)]
     order = sorted(range(len(found)), key=lambda place: (*ranks[place], found[place].devices))

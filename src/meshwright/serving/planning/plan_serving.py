@@ -15,6 +15,7 @@ from meshwright.errors import DoesNotFit, ServingError
 from meshwright.exploration.rental_prices import cluster_price
 from meshwright.hardware import Cluster
 from meshwright.profiler import cluster as find_cluster
+from meshwright.progress import Say, progress
 from meshwright.serving.planning.candidates import Candidate, assess, candidates, degrees
 from meshwright.serving.planning.decoder_work import DecoderWork, decoder_work
 from meshwright.serving.planning.engine_constants import find_engine
@@ -93,17 +94,19 @@ def plan_serving(
     longest = traffic.longest
     if work.most_positions and longest > work.most_positions:
         raise ServingError(f"{work.name} has {work.most_positions} positions, and the longest request {longest} tokens")
-    placed = candidates(work, machines, storages, constants)
-    kinds = {
-        role: [kind for one in placed if (kind := assess(one, traffic, slo, role, longest)) is not None]
-        for role in ("both", "prefill", "decode")
-    }
-    if not any(_room(one) >= longest for one in placed):
-        raise _does_not_fit(work, machines, storages, longest)
-    tried = _arrangements(kinds, machines.num_devices, slo, longest, apart)
-    bound = max((one.bound for one in tried), default=0.0)
-    finalists = _finalists(tried, objective, traffic.mean_rate)
-    kept = _simulated(finalists, traffic, slo)
+    with progress() as say:
+        say(f"pricing the ways to serve {work.name} on {machines.name}")
+        placed = candidates(work, machines, storages, constants)
+        kinds = {
+            role: [kind for one in placed if (kind := assess(one, traffic, slo, role, longest)) is not None]
+            for role in ("both", "prefill", "decode")
+        }
+        if not any(_room(one) >= longest for one in placed):
+            raise _does_not_fit(work, machines, storages, longest)
+        tried = _arrangements(kinds, machines.num_devices, slo, longest, apart)
+        bound = max((one.bound for one in tried), default=0.0)
+        finalists = _finalists(tried, objective, traffic.mean_rate)
+        kept = _simulated(finalists, traffic, slo, say)
     if not kept:
         raise _not_kept(work, machines, placed, traffic, slo)
     ranked = sorted(kept, key=lambda one: _rank(one, objective, traffic.mean_rate))
@@ -200,13 +203,14 @@ def _rank(one: Arrangement, objective: str, rate: float) -> tuple[bool, float, f
     return not enough, one.num_devices if enough else -plain, -plain
 
 
-def _simulated(finalists: Sequence[Arrangement], traffic: Traffic, slo: Slo) -> list[Arrangement]:
+def _simulated(finalists: Sequence[Arrangement], traffic: Traffic, slo: Slo, say: Say) -> list[Arrangement]:
     """What each finalist carries; those that carry no more per device than the best of their kind so far are left out.
 
     A finalist whose bound is lower, or that breaks the promise under that load, needs no more simulations.
     """
     kept: list[Arrangement] = []
-    for one in finalists:
+    for number, one in enumerate(finalists, 1):
+        say(f"simulating under rising load {number} of {len(finalists)}: {one}")
         alike = [other for other in kept if other.apart == one.apart]
         beaten = max((other.goodput / other.num_devices for other in alike), default=0.0) * one.num_devices
         if one.bound > beaten and (not beaten or keeps(one, traffic.at(beaten), slo)):
