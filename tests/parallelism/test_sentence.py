@@ -26,6 +26,24 @@ CASES = [
         "Data parallel over 8 groups of 2 GPUs with sharded optimizer state, tensor parallel over 2 devices inside "
         "each host",
     ),
+    (
+        "2x8 h100",
+        (2, 8),
+        [("data", "x"), ("data", "y"), ("zero", "y", 1.0, ZERO3)],
+        "Data parallel across 2 hosts, FSDP inside each host",
+    ),
+    (
+        "2x8 h100",
+        (2, 8),
+        [("data", "x"), ("data", "y"), ("zero", "xy", 1.0, ZERO1)],
+        "Data parallel over 16 GPUs with sharded optimizer state",
+    ),
+    (
+        "2x8 h100",
+        (2, 8),
+        [("data", "x"), ("data", "y"), ("zero", "y", 1.0, ZERO1)],
+        "Data parallel across 2 hosts, data parallel inside each host with sharded optimizer state",
+    ),
     ("2x8 h100", (16,), [("tensor", "x"), ("vocabulary", "x")], "Tensor parallel over 16 GPUs"),
     ("1x8 cpu", (8,), [("data", "x"), ("sequence", "x", 0.2)], "Data parallel over 8 CPU devices"),
     ("2x8 h100", (16,), [("idle", "x")], "All 16 GPUs repeat the same work"),

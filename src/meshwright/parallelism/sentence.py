@@ -47,14 +47,20 @@ def _clauses(parts: Sequence[VerdictPart], mesh: "Mesh") -> Iterator[str]:
     zero = [part for part in parts if part.name == "zero"]
     data = [part for part in parts if part.name == "data"]
     full = tuple(axis for part in zero if "ZeRO-3" in part.text for axis in part.axes)
-    if full and set(full) >= {axis for part in data for axis in part.axes}:
+    axes = tuple(axis for part in data for axis in part.axes)
+    if full and set(full) >= set(axes):
         yield f"FSDP {_where(full, mesh, 'data')}"
+        zero = []
     else:
-        for part in data:
-            yield f"data parallel {_where(part.axes, mesh, 'data')}{_spread(zero)}"
-            zero = []
-        for part in zero:
-            yield f"{_state(part)} sharded {_where(part.axes, mesh, part.name)}"
+        for own in [axes] if any(set(part.axes) >= set(axes) for part in zero) else [part.axes for part in data]:
+            spread = [part for part in zero if set(part.axes) & set(own)]
+            zero = [part for part in zero if part not in spread]
+            if full and set(full) >= set(own):
+                yield f"FSDP {_where(own, mesh, 'data')}"
+            elif own:
+                yield f"data parallel {_where(own, mesh, 'data')}{_spread(spread)}"
+    for part in zero:
+        yield f"{_state(part)} sharded {_where(part.axes, mesh, part.name)}"
     for part in parts:
         if part.name in _PLAIN:
             yield f"{_PLAIN[part.name]} {_where(part.axes, mesh, part.name)}"
