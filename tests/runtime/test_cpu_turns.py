@@ -5,9 +5,10 @@ import os
 import jax
 import pytest
 
+from meshwright.profiler.survey import num_cpus
 from meshwright.runtime.cpu_turns import add_threads
 
-CORES = len(os.sched_getaffinity(0))
+CORES = num_cpus()
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,13 @@ def test_threads_are_added_for_cpus_alone_and_unless_the_user_said_how_many(monk
 def test_each_process_may_keep_a_thread_of_each_device_waiting(monkeypatch, devices, processes, spare):
     monkeypatch.setenv("XLA_FLAGS", f"--xla_force_host_platform_device_count={devices}")
     assert number_of_threads(monkeypatch, "cpu", None, processes) == str(CORES + spare)
+
+
+def test_a_system_that_does_not_say_which_cpus_are_ours_has_all_of_them(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert number_of_threads(monkeypatch, "cpu", None, num_processes=2) == "7"
 
 
 def number_of_threads(monkeypatch, platforms, given, num_processes):

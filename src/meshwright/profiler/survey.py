@@ -41,6 +41,11 @@ class Machine:
         return self.num_processes * self.devices_per_process
 
 
+def num_cpus() -> int:
+    """The processors that this process may use; all of the machine where the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def this_machine() -> Machine:
     """The machine that this process runs on."""
     import jax
@@ -53,7 +58,7 @@ def this_machine() -> Machine:
         device_kind=device.device_kind,
         num_processes=jax.process_count(),
         devices_per_process=jax.local_device_count(),
-        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        num_cpus=num_cpus(),
         xla_flags=" ".join(sorted(flag for flag in os.environ.get("XLA_FLAGS", "").split() if "xla_dump" not in flag)),
         jax=jax.__version__,
         jaxlib=jaxlib.__version__,

@@ -14,6 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 
+from meshwright.profiler.survey import num_cpus
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -59,4 +61,4 @@ def add_threads(num_processes: int) -> None:
             num_devices = max(map(int, _VIRTUAL.findall(os.environ.get("XLA_FLAGS", ""))), default=1)
         spare = min(num_devices * num_processes, max(_MOST_THREADS, num_devices))
         # XLA reads it when its client starts, which is later and once: so it stays set, and a user's own value counts.
-        os.environ.setdefault("NPROC", str(len(os.sched_getaffinity(0)) + spare))
+        os.environ.setdefault("NPROC", str(num_cpus() + spare))
