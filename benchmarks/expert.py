@@ -10,7 +10,6 @@ from run to run: the machine named below is that of the latest.
     python benchmarks/expert.py [WORD …] [--jobs 1] [--seconds 3600]    # the cases with these words; others are kept
 """
 
-import argparse
 import sys
 import time
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from report import kept, rows_of, table
+from report import sliced_table
 
 COLUMNS = ("case", "plan", "step s", "simulated s", "utilisation", "published", "GiB", "seconds to plan")
 PLAIN, SELECTIVE, FULL = "none", "selective", "full"
@@ -82,18 +81,9 @@ def planned(case: Case, checkpoint: str) -> list[str]:
 
 
 def main() -> None:
-    """Plans the cases, each in a process of its own, and keeps the table after each."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=3600)
-    asked = parser.parse_args()
+    """Plans the cases, each in a process of its own."""
     pairs = {f"{case} ({checkpoint})": (case, checkpoint) for case in CASES for checkpoint in case.checkpoints}
-    wanted = {name: pair for name, pair in pairs.items() if all(word in name for word in asked.words)}
-    rows = kept("Expert")
-    for name, row in rows_of(planned, wanted, asked.jobs, asked.seconds):
-        rows[name] = row
-        table("Expert", __doc__, COLUMNS, [rows[known] for known in pairs if known in rows])
+    sliced_table("Expert", __doc__ or "", COLUMNS, planned, pairs)
 
 
 if __name__ == "__main__":

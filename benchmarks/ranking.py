@@ -6,13 +6,12 @@ counts as equal: of such plans the simplest is taken.
     python benchmarks/ranking.py [WORD …] [--jobs 1] [--seconds 3600]    # the cases with these words; others are kept
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from report import kept, rows_of, table
+from report import sliced_table
 
 CLUSTERS = (
     "1x4 h100",
@@ -80,18 +79,9 @@ def _name(model: str, options: dict, description: str) -> str:
 
 
 def main() -> None:
-    """Compares the cases, each in a process of its own, and keeps the table after each."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=3600)
-    asked = parser.parse_args()
+    """Compares the cases, each in a process of its own."""
     cases = {_name(*case): case for case in ((*model, cluster) for model in MODELS for cluster in CLUSTERS)}
-    wanted = {name: case for name, case in cases.items() if all(word in name for word in asked.words)}
-    rows = kept("Ranking")
-    for name, row in rows_of(compared, wanted, asked.jobs, asked.seconds):
-        rows[name] = row
-        table("Ranking", __doc__, COLUMNS, [rows[known] for known in cases if known in rows])
+    sliced_table("Ranking", __doc__ or "", COLUMNS, compared, cases)
 
 
 if __name__ == "__main__":

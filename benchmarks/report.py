@@ -1,5 +1,6 @@
 """What every benchmark prints around its table: the question, the machine, the versions, the date."""
 
+import argparse
 import datetime
 import multiprocessing
 import os
@@ -54,6 +55,39 @@ def kept(title: str) -> dict[str, list[str]]:
 
 
 Row = Sequence[object]
+
+
+def sliced_table(
+    title: str,
+    question: str,
+    header: Sequence[str],
+    function: Callable[..., Row],
+    cases: Mapping[str, tuple[Any, ...]],
+    last: Callable[[list[Row]], Row] | None = None,
+) -> None:
+    """Makes the rows that the command line asks for, and keeps the table with those of earlier runs after each.
+
+    Args:
+        title: The title.
+        question: What the table answers.
+        header: The names of its columns.
+        function: Makes a row of a case.
+        cases: The arguments of `function` by the name of the case, which is the first cell of its row.
+        last: Makes a last row of the others.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs="*", help="make the rows of cases with all of these words; others are kept")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--seconds", type=float, default=3600, help="leave out what is not ready by then")
+    asked = parser.parse_args()
+    wanted = {name: case for name, case in cases.items() if all(word in name for word in asked.words)}
+    if not wanted:
+        parser.error(f"no case has the words {' '.join(asked.words)}; one is {next(iter(cases))!r}")
+    rows: dict[str, Row] = {**kept(title)}
+    for name, row in rows_of(function, wanted, asked.jobs, asked.seconds):
+        rows[name] = row
+        known = [rows[one] for one in cases if one in rows]
+        table(title, question, header, [*known, *([last(known)] if last else [])])
 
 
 def rows_of(

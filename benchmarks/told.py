@@ -8,7 +8,6 @@ must fit. Both are simulated with the software that Meshwright runs on, so the p
     python benchmarks/told.py [WORD …] [--jobs 1] [--seconds 3600]    # the rows with these words; others are kept
 """
 
-import argparse
 import math
 import os
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from report import kept, rows_of, table
+from report import sliced_table
 
 DATA = Path(os.environ.get("MESHWRIGHT_DATA", Path(__file__).parents[2] / "shared" / "data"))
 COLUMNS = ("row", "model and machines", "as published", "ms", "Auto", "ms", "quicker", "seconds to plan")
@@ -89,19 +88,8 @@ def summary(rows: list[list[str]]) -> list[str]:
 
 
 def main() -> None:
-    """Compares the rows, each in a process of its own, and keeps the table after each."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=3600)
-    asked = parser.parse_args()
-    names = expressed()
-    rows = kept("Told")
-    wanted = {name: (name,) for name in names if all(word in name for word in asked.words)}
-    for name, row in rows_of(compared, wanted, asked.jobs, asked.seconds):
-        rows[name] = list(row)
-        known = [rows[one] for one in names if one in rows]
-        table("Told", __doc__, COLUMNS, [*known, summary(known)])
+    """Compares the rows, each in a process of its own."""
+    sliced_table("Told", __doc__ or "", COLUMNS, compared, {name: (name,) for name in expressed()}, summary)
 
 
 if __name__ == "__main__":
