@@ -15,9 +15,11 @@ from meshwright.zoo import llama
 from meshwright.zoo.attention import attend
 from meshwright.zoo.catalogue import ZooError
 from meshwright.zoo.draw import normal, split
-from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack, sample_tokens
-from meshwright.zoo.moe import mixture
+from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack
+from meshwright.zoo.llama import sample
 from meshwright.zoo.rotary import make_rotation, rotate
+
+__all__ = ["Config", "init", "loss", "sample"]
 
 
 @dataclass(frozen=True)
@@ -126,16 +128,8 @@ def _experts(config: Config, rotation: PyTree, weights: PyTree, carry: PyTree) -
     x, aux = carry
     x = x + _attention(config, weights, rms_norm(x, weights["attn_norm"]), rotation)
     normed = rms_norm(x, weights["mlp_norm"])
-    y, layer_aux = mixture(
-        normed,
-        weights["router"],
-        partial(llama.swiglu, into="egcd,edf->egcf", out="egcf,efd->egcd"),
-        {name: weights[name] for name in ("gate", "up", "down")},
-        gate=jax.nn.sigmoid,
-        active=config.active,
-        group_size=config.group_size,
-        capacity_factor=config.capacity_factor,
-    )
+    experts = partial(llama.swiglu, into="egcd,edf->egcf", out="egcf,efd->egcd")
+    y, layer_aux = llama.mix_experts(config, weights, normed, experts, gate=jax.nn.sigmoid)
     return x + config.routed_scale * y + llama.mlp(weights["shared"], normed), aux + layer_aux
 
 
@@ -151,8 +145,3 @@ def _attention(config: Config, weights: PyTree, x: Array, rotation: PyTree) -> A
     shared = jnp.broadcast_to(shared, (*plain.shape[:3], config.rotated_dim))
     mixed = attend(q, jnp.concatenate([plain, shared], axis=-1), v, causal=True, kind=config.attention)
     return project("bsnh,nhd->bsd", mixed, weights["o"])
-
-
-def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
-    """Returns a batch of random tokens."""
-    return sample_tokens(key, batch, seq, config.vocab)

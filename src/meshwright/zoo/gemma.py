@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from meshwright.zoo import llama
-from meshwright.zoo.attention import Mix, attend
+from meshwright.zoo.attention import Mix
 from meshwright.zoo.draw import normal, split
-from meshwright.zoo.layers import Array, PyTree, capped, init_stack, project, rms_norm, run_stack, sample_tokens
+from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack
+from meshwright.zoo.llama import logits, loss, sample
 from meshwright.zoo.rotary import make_rotation
 
+__all__ = ["Config", "init", "logits", "loss", "sample"]
 _QUERY_NORMS = ("q_norm", "k_norm")
 _OUTPUT_NORMS = ("attn_out_norm", "mlp_out_norm")
 
@@ -46,6 +48,17 @@ class Config(llama.Decoder):
     score_cap: float | None = None
     logit_cap: float | None = None
 
+    def decode(self, params: PyTree, tokens: Array, positions: Array | None, mix: Mix) -> tuple[Array, None]:
+        """As in `llama.Decoder`; what is embedded is scaled, and layers with windows have a rotation of their own."""
+        x = params["embed"][tokens].astype(self.dtype) * self.hidden**0.5  # B S D
+        places = x.shape[1] if positions is None else positions
+        near = make_rotation(places, self.head_dim, self.local_rope_theta)
+        far = make_rotation(places, self.head_dim, self.rope_theta, self.rope_scaling)
+        local = partial(_layer, self, near, mix, self.window)
+        layers = (*(local,) * (self.period - 1), partial(_layer, self, far, mix, None))
+        x = run_stack(layers, params["layers"], x, checkpoint=self.checkpoint)
+        return _norm(self, x, params["norm"]), None
+
 
 def init(config: Config, key: Array) -> PyTree:
     """Returns fresh parameters; scales of norms are kept as their difference from 1, as in the release."""
@@ -67,37 +80,6 @@ def _init_layer(config: Config, key: Array) -> PyTree:
         **llama.init_attention(attention_key, d, config.heads, config.kv_heads, config.head_dim),
         **llama.init_swiglu(split(mlp_key, 3), d=d, ffn=config.ffn),
     }
-
-
-def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
-    """Mean cross entropy of the next token."""
-    x = _decode(config, params, batch["tokens"], None, attend)
-    return llama.next_token_loss(params, x, batch["labels"], config.loss_chunks, config.logit_cap)
-
-
-def logits(
-    config: Config,
-    params: PyTree,
-    tokens: Array,
-    positions: Array | None = None,
-    mix: Mix = attend,
-    rows: Array | None = None,
-) -> Array:
-    """The scores of each position's next token, B S to B S V; the other arguments are those of `llama.logits`."""
-    scores = llama.head(params, _decode(config, params, tokens, positions, mix), rows)
-    return scores if config.logit_cap is None else capped(scores, config.logit_cap)
-
-
-def _decode(config: Config, params: PyTree, tokens: Array, positions: Array | None, mix: Mix) -> Array:
-    """The activations after the last norm, B S to B S D."""
-    x = params["embed"][tokens].astype(config.dtype) * config.hidden**0.5  # B S D
-    places = x.shape[1] if positions is None else positions
-    near = make_rotation(places, config.head_dim, config.local_rope_theta)
-    far = make_rotation(places, config.head_dim, config.rope_theta, config.rope_scaling)
-    local = partial(_layer, config, near, mix, config.window)
-    layers = (*(local,) * (config.period - 1), partial(_layer, config, far, mix, None))
-    x = run_stack(layers, params["layers"], x, checkpoint=config.checkpoint)
-    return _norm(config, x, params["norm"])
 
 
 def _layer(config: Config, rotation: PyTree, mix: Mix, window: int | None, weights: PyTree, x: Array) -> Array:
@@ -122,8 +104,3 @@ def _mlp(weights: PyTree, x: Array) -> Array:
 
 def _norm(config: Config, x: Array, scale: Array) -> Array:
     return rms_norm(x, 1 + scale, config.epsilon)
-
-
-def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
-    """Returns a batch of random tokens."""
-    return sample_tokens(key, batch, seq, config.vocab)

@@ -17,9 +17,11 @@ from meshwright.zoo.layers import (
     layer_norm,
     project,
     run_stack,
-    sample_tokens,
 )
+from meshwright.zoo.llama import sample
 from meshwright.zoo.moe import mixture
+
+__all__ = ["Config", "init", "loss", "sample"]
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,3 @@ def _layer(config: Config, weights: PyTree, carry: PyTree) -> PyTree:
 def _experts(weights: PyTree, x: Array) -> Array:
     x = jax.nn.relu(project("egcd,edf->egcf", x, weights["up"]))
     return project("egcf,efd->egcd", x, weights["down"])
-
-
-def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
-    """Returns a batch of random tokens."""
-    return sample_tokens(key, batch, seq, config.vocab)

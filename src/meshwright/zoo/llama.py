@@ -1,6 +1,7 @@
 """Llama 2, 3 and 3.1: RMS norm, rotary positions, grouped-query attention, SwiGLU, untied head.
 
-Qwen 2 and Mistral are Llamas, too: one has biases for queries, keys and values, the other sees a window.
+Qwen 2 and Mistral are Llamas, too: one has biases for queries, keys and values, the other sees a window. `loss`,
+`logits` and `sample` are those of all decoders whose configurations are a `Decoder`; each has an `init` of its own.
 
 Shapes in comments: B batch, S sequence, D hidden, N heads, K key-value heads, H head dim, F feed-forward, V vocabulary.
 """
@@ -15,8 +16,9 @@ import jax.numpy as jnp
 
 from meshwright.zoo.attention import Mix, attend
 from meshwright.zoo.draw import normal, split
-from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack, sample_tokens
+from meshwright.zoo.layers import Array, PyTree, capped, init_stack, project, rms_norm, run_stack, sample_tokens
 from meshwright.zoo.losses import mean_token_loss
+from meshwright.zoo.moe import mixture
 from meshwright.zoo.rotary import Scaling, make_rotation, rotate
 
 #: The projections of a layer, in the order of `Config.biases`.
@@ -31,6 +33,8 @@ class Decoder:
         rope_theta: The base of the rotary wavelengths.
         rope_scaling: What makes them longer, for sequences longer than the model was first trained on.
         epsilon: What norms add to the mean square.
+
+    Where a model has experts, `experts` of them, it also has the options of `moe.mixture`, and `aux_weight`.
     """
 
     vocab: int
@@ -47,6 +51,39 @@ class Decoder:
     checkpoint: str = "none"
     attention: str | None = None
     loss_chunks: int | None = None
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many positions, its own included, each one looks at, in the kinds of layers that take turns."""
+        return (None,)
+
+    @property
+    def logit_cap(self) -> float | None:
+        """What logits are bent to stay below; None for no cap."""
+        return None
+
+    def decode(
+        self: Any, params: PyTree, tokens: Array, positions: Array | None, mix: Mix
+    ) -> tuple[Array, Array | None]:
+        """The activations after the last norm, B S to B S D, and the auxiliary losses of all routers, if there are any.
+
+        Args:
+            params: The parameters.
+            tokens: The tokens.
+            positions: The position of each token, (S,); None for 0, 1, 2 and so on.
+            mix: What mixes queries, keys and values.
+        """
+        x = params["embed"][tokens].astype(self.dtype)  # B S D
+        places = x.shape[1] if positions is None else positions
+        rotation = make_rotation(places, self.head_dim, self.rope_theta, self.rope_scaling)
+        layers = tuple(partial(_layer, self, rotation, mix, window) for window in self.windows)
+        start = jnp.float32(0) if getattr(self, "experts", 0) else None
+        x, aux = run_stack(layers, params["layers"], (x, start), checkpoint=self.checkpoint)
+        return rms_norm(x, params["norm"], self.epsilon), aux
+
+    def run_experts(self, weights: PyTree, x: Array) -> Array:
+        """Each expert on its buffer, E G C D to E G C D."""
+        return swiglu(weights, x, "egcd,edf->egcf", "egcf,efd->egcd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +106,10 @@ class Config(Decoder):
     @property
     def head_dim(self) -> int:
         return self.head_size or self.hidden // self.heads
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return (self.window,)
 
 
 def init(config: Config, key: Array) -> PyTree:
@@ -130,14 +171,15 @@ def init_swiglu(keys: Array, *experts: int, d: int, ffn: int) -> PyTree:
     }
 
 
-def loss(config: Config, params: PyTree, batch: PyTree) -> Array:
-    """Mean cross entropy of the next token."""
-    x = _decode(config, params, batch["tokens"], None, attend)
-    return next_token_loss(params, x, batch["labels"], config.loss_chunks)
+def loss(config: Any, params: PyTree, batch: PyTree) -> Array:
+    """Mean cross entropy of the next token, plus the mean auxiliary loss of the routers where there are experts."""
+    x, aux = config.decode(params, batch["tokens"], None, attend)
+    mean = next_token_loss(params, x, batch["labels"], config.loss_chunks, config.logit_cap)
+    return mean if aux is None else mean + config.aux_weight * aux / config.layers
 
 
 def logits(
-    config: Config,
+    config: Any,
     params: PyTree,
     tokens: Array,
     positions: Array | None = None,
@@ -154,16 +196,8 @@ def logits(
         mix: What mixes queries, keys and values; for serving, what keeps them in a cache.
         rows: Of which tokens logits are made, as indices of S; None for all.
     """
-    return head(params, _decode(config, params, tokens, positions, mix), rows)
-
-
-def _decode(config: Config, params: PyTree, tokens: Array, positions: Array | None, mix: Mix) -> Array:
-    """The activations after the last norm, B S to B S D."""
-    x = params["embed"][tokens].astype(config.dtype)  # B S D
-    places = x.shape[1] if positions is None else positions
-    rotation = make_rotation(places, config.head_dim, config.rope_theta, config.rope_scaling)
-    x = run_stack(partial(_layer, config, rotation, mix), params["layers"], x, checkpoint=config.checkpoint)
-    return rms_norm(x, params["norm"], config.epsilon)
+    scores = head(params, config.decode(params, tokens, positions, mix)[0], rows)
+    return scores if config.logit_cap is None else capped(scores, config.logit_cap)
 
 
 def next_token_loss(params: PyTree, x: Array, labels: Array, chunks: int | None, cap: float | None = None) -> Array:
@@ -177,10 +211,34 @@ def head(params: PyTree, x: Array, rows: Array | None = None) -> Array:
     return project("bsd,vd->bsv", x, params.get("head", params["embed"]))
 
 
-def _layer(config: Config, rotation: PyTree, mix: Mix, weights: PyTree, x: Array) -> Array:
+def _layer(config: Any, rotation: PyTree, mix: Mix, window: int | None, weights: PyTree, carry: PyTree) -> PyTree:
+    """A layer, whose feed-forward is one or a mixture of experts; it adds its auxiliary loss to that of others."""
+    x, aux = carry
     normed = rms_norm(x, weights["attn_norm"], config.epsilon)
-    x = x + attention(config, weights, normed, rotation, mix, window=config.window)
-    return x + mlp(weights, rms_norm(x, weights["mlp_norm"], config.epsilon))
+    x = x + attention(config, weights, normed, rotation, mix, window=window, sinks=weights.get("sinks"))
+    normed = rms_norm(x, weights["mlp_norm"], config.epsilon)
+    if "router" not in weights:
+        return x + mlp(weights, normed), aux
+    y, layer_aux = mix_experts(config, weights, normed, config.run_experts)
+    return x + y, aux + layer_aux
+
+
+def mix_experts(
+    config: Any, weights: PyTree, x: Array, experts: Callable[[PyTree, Array], Array], **options: Any
+) -> tuple[Array, Array]:
+    """`moe.mixture` of a layer's experts, which are gated feed-forwards, by the numbers of a configuration."""
+    names = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
+    return mixture(
+        x,
+        weights["router"],
+        experts,
+        {name: weights[name] for name in names if name in weights},
+        bias=weights.get("router_bias"),
+        active=config.active,
+        group_size=config.group_size,
+        capacity_factor=config.capacity_factor,
+        **options,
+    )
 
 
 @jax.named_scope("attention")
@@ -215,6 +273,6 @@ def swiglu(weights: PyTree, x: Array, into: str, out: str) -> Array:
     return project(out, jax.nn.silu(gate) * up, weights["down"], weights.get("down_bias"))
 
 
-def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
+def sample(config: Any, key: Array, batch: int, seq: int) -> PyTree:
     """Returns a batch of random tokens."""
     return sample_tokens(key, batch, seq, config.vocab)

@@ -11,7 +11,10 @@ import jax.numpy as jnp
 
 from meshwright.zoo import llama
 from meshwright.zoo.draw import normal, split
-from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack, sample_tokens
+from meshwright.zoo.layers import Array, PyTree, init_stack, project, rms_norm, run_stack
+from meshwright.zoo.llama import sample
+
+__all__ = ["Config", "init", "loss", "sample"]
 
 
 @dataclass(frozen=True)
@@ -148,8 +151,3 @@ def _between(summed: Array, axis: int) -> Array:
     positions = jnp.arange(summed.shape[axis])
     seen = (positions[:, None] >= positions)[..., None]  # L M N
     return jnp.exp(jnp.where(seen, difference, -jnp.inf))
-
-
-def sample(config: Config, key: Array, batch: int, seq: int) -> PyTree:
-    """Returns a batch of random tokens."""
-    return sample_tokens(key, batch, seq, config.vocab)
