@@ -14,7 +14,7 @@ import meshwright
 from meshwright.cli.app import app
 from meshwright.cli.console import CommandError
 from meshwright.cli.options import spelled_out
-from meshwright.cli.plan import parse_pipeline
+from meshwright.cli.request import parse_pipeline
 
 pytestmark = pytest.mark.slow
 

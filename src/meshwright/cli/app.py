@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import meshwright
 from meshwright.cli import see
-from meshwright.cli.compare import find_comparison
+from meshwright.cli.compare import compare_command
 from meshwright.cli.console import Stages, fail, note, show, write_json, write_text
 from meshwright.cli.explore import explore_command
 from meshwright.cli.launch import SETTINGS, launch_command
@@ -23,25 +23,10 @@ from meshwright.cli.measuring.enumerate import enumerate_command
 from meshwright.cli.measuring.measure import measure_command
 from meshwright.cli.measuring.profile import profile_app
 from meshwright.cli.measuring.rehearse import rehearse_command
-from meshwright.cli.options import (
-    METHOD_NAMES,
-    NO_OPTIONS,
-    ArgsOption,
-    ClusterOption,
-    MemoryOption,
-    MeshOption,
-    MethodOption,
-    MicrobatchesOption,
-    ModelArgument,
-    PipelineOption,
-    RecipeOption,
-    RecomputeOption,
-    ZooOptions,
-    spelled_out,
-    takes_zoo_options,
-)
-from meshwright.cli.plan import Request, check_writable, find_plan, parse_mesh, parse_microbatches, parse_pipeline
+from meshwright.cli.options import JsonFlag, json_option, spelled_out
+from meshwright.cli.plan import check_writable, find_plan
 from meshwright.cli.plan_serving import plan_serving_command
+from meshwright.cli.request import Request, takes_request
 from meshwright.cli.serve import serve_command
 from meshwright.cli.simulate import simulate_command
 from meshwright.cli.solve import solve_command
@@ -117,40 +102,18 @@ def _options(
 
 
 @app.command()
-@takes_zoo_options
+@takes_request(
+    *("model", "cluster", "args", "mesh", "zoo", "method", "microbatches", "recompute", "pipeline", "recipe"),
+    "memory_fraction",
+)
 def plan(
-    model: ModelArgument,
-    cluster: ClusterOption = "local",
-    args: ArgsOption = None,
-    mesh: MeshOption = None,
-    zoo: ZooOptions = NO_OPTIONS,
-    method: MethodOption = "auto",
-    microbatches: MicrobatchesOption = "auto",
-    recompute: RecomputeOption = "auto",
-    pipeline: PipelineOption = "auto",
-    recipe: RecipeOption = None,
-    memory_fraction: MemoryOption = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the plan as JSON; '-' writes it to stdout and nothing else.")
-    ] = None,
+    request: Request,
+    json_path: Annotated[Path | None, json_option("the plan", "it")] = None,
     save: Annotated[Path | None, typer.Option(help="Save the plan for `meshwright show` and `mw.Plan.load`.")] = None,
 ) -> None:
     """Plan a model or a function of your own for a cluster, and print how it is split and what it costs."""
     for path in (json_path, save):
         check_writable(path)
-    request = Request(
-        model=model,
-        args=args,
-        cluster=cluster,
-        mesh=parse_mesh(mesh),
-        zoo=zoo,
-        method=method,
-        memory_fraction=memory_fraction,
-        microbatches=parse_microbatches(microbatches),
-        recompute=recompute,
-        pipeline=parse_pipeline(pipeline),
-        recipe=recipe,
-    )
     with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
         planned = find_plan(request, Stages())
     if save is not None:
@@ -164,46 +127,11 @@ def plan(
         show(see.plan_view(planned))
 
 
-@app.command()
-@takes_zoo_options
-def compare(
-    model: ModelArgument,
-    cluster: ClusterOption = "local",
-    args: ArgsOption = None,
-    mesh: Annotated[str | None, typer.Option(help="One mesh view for all methods, instead of each one's own.")] = None,
-    zoo: ZooOptions = NO_OPTIONS,
-    methods: Annotated[str, typer.Option(help="The methods, with commas between them.")] = ",".join(METHOD_NAMES),
-    microbatches: MicrobatchesOption = "auto",
-    recompute: RecomputeOption = "auto",
-    memory_fraction: MemoryOption = None,
-    steps: Annotated[int, typer.Option(help="Compile, and time this many steps on the devices here.")] = 0,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows as JSON; '-' writes them to stdout and nothing else.")
-    ] = None,
-) -> None:
-    """Compare methods for a model or a function of your own: step time, memory and bytes sent."""
-    check_writable(json_path)
-    request = Request(
-        model=model,
-        args=args,
-        cluster=cluster,
-        mesh=parse_mesh(mesh),
-        zoo=zoo,
-        method="auto",
-        memory_fraction=memory_fraction,
-        microbatches=parse_microbatches(microbatches),
-        recompute=recompute,
-    )
-    with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
-        comparison = find_comparison(request, methods, steps, Stages())
-    if json_path is not None:
-        write_json(json_path, comparison.to_json())
-    if str(json_path) != "-":
-        show(comparison)
+app.command("compare")(compare_command)
 
 
 @app.command()
-def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
+def models(as_json: JsonFlag = False) -> None:
     """List the models of the zoo."""
     from meshwright.cli.catalogue import model_rows, model_table
 
@@ -214,7 +142,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for 
 @app.command()
 def chips(
     name: Annotated[str | None, typer.Argument(help="One chip: print every figure of it with its source.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """List the chips of the catalogue."""
     from meshwright.cli.catalogue import chip_row, chip_rows, chip_table, figure_table

@@ -41,6 +41,14 @@ def fail(command: str | None, message: str) -> None:
     )
 
 
+def give(json_path: Path | None, data: Any, *views: RenderableType) -> None:
+    """Writes a result as JSON where a path asks for it, and prints views of it unless the JSON is all that is asked."""
+    if json_path is not None:
+        write_json(json_path, data)
+    for view in () if str(json_path) == "-" else views:
+        show(view)
+
+
 def write_json(path: Path, data: Any) -> None:
     """Writes data as JSON; ``-`` is stdout."""
     write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")

@@ -9,18 +9,8 @@ import typer
 
 import meshwright
 from meshwright.cli import plan
-from meshwright.cli.console import CommandError, Stages, note, show, write_json
-from meshwright.cli.options import (
-    NO_OPTIONS,
-    ArgsOption,
-    MemoryOption,
-    MicrobatchesOption,
-    ModelArgument,
-    PipelineOption,
-    RecomputeOption,
-    ZooOptions,
-    takes_zoo_options,
-)
+from meshwright.cli.console import CommandError, Stages, give, note
+from meshwright.cli.options import json_option
 from meshwright.cli.plan_serving import (
     BurstinessOption,
     InOption,
@@ -35,15 +25,16 @@ from meshwright.cli.plan_serving import (
     prices_of,
     traffic_of,
 )
+from meshwright.cli.request import Request, takes_request
 
 if TYPE_CHECKING:
     from meshwright.serving.planning.promise import Slo
     from meshwright.serving.planning.traffic import Traffic
 
 
-@takes_zoo_options
+@takes_request("model", "args", "zoo", "microbatches", "recompute", "pipeline", "memory_fraction")
 def explore_command(
-    model: ModelArgument,
+    *,
     clusters: Annotated[
         str | None, typer.Option(help="Clusters with commas between them: '2x8 h100, 4x8 a100-80gb'.")
     ] = None,
@@ -62,17 +53,10 @@ def explore_command(
     objective: Annotated[
         str, typer.Option(help="tokens_per_dollar, tokens_per_s, step_s or mfu.")
     ] = "tokens_per_dollar",
-    args: ArgsOption = None,
-    zoo: ZooOptions = NO_OPTIONS,
+    request: Request,
     price: PriceOption = None,
-    microbatches: MicrobatchesOption = "auto",
-    recompute: RecomputeOption = "auto",
-    pipeline: PipelineOption = "auto",
-    memory_fraction: MemoryOption = None,
     picture: Annotated[Path | None, typer.Option(help="Draw speed against price as an SVG file.")] = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the ranking as JSON; '-' writes it to stdout and nothing else.")
-    ] = None,
+    json_path: Annotated[Path | None, json_option("the ranking", "it")] = None,
 ) -> None:
     """Which cluster to rent: plan and simulate a model on each, and rank them by price and speed."""
     for path in (json_path, picture):
@@ -80,22 +64,12 @@ def explore_command(
     names = [name.strip() for name in (clusters or "").split(",") if name.strip()]
     if serve:
         load = traffic_of(rate, tokens_in, tokens_out, burstiness, trace)
-        _explore_serving(model, load, meshwright.Slo(ttft, tpot, percentile), names, weights, price or [], json_path)
+        _explore_serving(
+            request.model, load, meshwright.Slo(ttft, tpot, percentile), names, weights, price or [], json_path
+        )
         return
     if not names:
         raise CommandError(f"--clusters is {clusters!r}; write some, such as '2x8 h100, 4x8 a100-80gb'")
-    request = plan.Request(
-        model=model,
-        args=args,
-        cluster=names[0],
-        mesh=None,
-        zoo=zoo,
-        method="auto",
-        memory_fraction=memory_fraction,
-        microbatches=plan.parse_microbatches(microbatches),
-        recompute=recompute,
-        pipeline=plan.parse_pipeline(pipeline),
-    )
     machines = [meshwright.cluster(name) for name in names]
     stages = Stages()
     with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer
@@ -112,10 +86,7 @@ def explore_command(
     if picture is not None:
         exploration.save_picture(picture)
         note(f"wrote {picture}")
-    if json_path is not None:
-        write_json(json_path, exploration.to_json())
-    if str(json_path) != "-":
-        show(exploration)
+    give(json_path, exploration.to_json(), exploration)
 
 
 def _explore_serving(
@@ -131,7 +102,4 @@ def _explore_serving(
     from meshwright.serving.planning.offers import USUAL, explore_serving
 
     offers = explore_serving(model, load, slo, names or USUAL, prices_of(price), weights=weights)
-    if json_path is not None:
-        write_json(json_path, offers.to_json())
-    if str(json_path) != "-":
-        show(offers)
+    give(json_path, offers.to_json(), offers)

@@ -5,16 +5,15 @@
 
 import importlib
 import os
-import re
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import meshwright
 from meshwright.cli.console import CommandError, Stages
-from meshwright.cli.options import PIPELINES
+from meshwright.cli.request import Request
 from meshwright.errors import ShardingError, raised_at
 
 if TYPE_CHECKING:
@@ -22,41 +21,7 @@ if TYPE_CHECKING:
     from meshwright.hardware import Cluster
     from meshwright.planner import Method
 
-_MESH = re.compile(r"\d{1,9}([x×]\d{1,9})*", re.IGNORECASE)
-_AXIS = re.compile(r"(\w+)\s*=\s*(\d{1,9})")
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Request:
-    """The options of one `meshwright plan`.
-
-    Attributes:
-        model: A name of the zoo, or ``module:function``.
-        args: ``module:name`` of the function's arguments; None for a zoo model.
-        cluster: A cluster, or what `mw.cluster` takes.
-        mesh: One mesh view; None for all.
-        zoo: The options of a zoo model that were given.
-        method: A name of `--method`.
-        memory_fraction: Part of the memory that the plan may use; None for the method's own.
-        microbatches: Parts of the batch, or auto.
-        recompute: What the backward pass computes again, or auto.
-        pipeline: Whether to look for pipelines, too; None for the method's own.
-        recipe: A recipe of `--recipe`; None for none.
-    """
-
-    model: str
-    args: str | None
-    cluster: "str | Cluster"
-    mesh: tuple[int, ...] | dict[str, int] | None
-    zoo: Mapping[str, Any]
-    method: str
-    memory_fraction: float | None
-    microbatches: int | str = "auto"
-    recompute: str = "auto"
-    pipeline: bool | None = None
-    recipe: str | None = None
 
 
 def find_plan(request: Request, stages: Stages) -> "Plan":
@@ -247,38 +212,6 @@ def _parse_recipe(text: str) -> dict[str, Any]:
             raise CommandError(f"--recipe: {name} is {value!r:.60}; give a whole number")
         sizes[name] = int(value) if name in numbers else value
     return sizes
-
-
-def parse_pipeline(text: str) -> bool | None:
-    """Reads ``auto``, ``yes`` or ``no``."""
-    if text not in PIPELINES:
-        raise CommandError(f"--pipeline is {text!r:.60}; give auto, yes or no")
-    return PIPELINES[text]
-
-
-def parse_microbatches(text: str) -> int | str:
-    """Reads ``auto`` or a number."""
-    if text == "auto":
-        return text
-    if not (text.isdecimal() and 0 < int(text) < 2**16):
-        raise CommandError(f"--microbatches is {text!r:.60}; give a whole number, 1 or more, or auto")
-    return int(text)
-
-
-def parse_mesh(text: str | None) -> tuple[int, ...] | dict[str, int] | None:
-    """Reads ``50x4`` or ``data=50,model=4``."""
-    if text is None:
-        return None
-    if _MESH.fullmatch(text.strip()):
-        return tuple(int(size) for size in re.split("[x×]", text.strip().lower()))
-    axes = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
-    size_of_axis = {axis[1]: int(axis[2]) for axis in axes if axis is not None}
-    if len(size_of_axis) != len(axes):
-        raise CommandError(
-            f"--mesh is {text!r:.60}; write the sizes of its axes, such as 50x4 or 2x25x4, or their names and sizes, "
-            "each once: data=50,model=4"
-        )
-    return size_of_axis
 
 
 def check_writable(path: Path | None) -> None:

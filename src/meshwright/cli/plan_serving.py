@@ -1,13 +1,12 @@
 """The `meshwright plan-serving` command, and the options by which loads and promises are given."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.console import CommandError, note, show, write_json
-from meshwright.cli.options import ClusterOption
+from meshwright.cli.console import CommandError, give, note
+from meshwright.cli.options import ClusterOption, json_option
 
 if TYPE_CHECKING:
     from meshwright.serving.planning.traffic import Traffic
@@ -26,9 +25,6 @@ WeightsOption = Annotated[str, typer.Option(help="Type of the weights: bfloat16,
 CacheOption = Annotated[str, typer.Option(help="Type of keys and values; 'auto' for whichever serves more.")]
 PriceOption = Annotated[
     list[str] | None, typer.Option(help="Your price of a device and hour: h100=2.50. May be given several times.")
-]
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", help="Write the plan as JSON; '-' writes it to stdout and nothing else.")
 ]
 
 
@@ -55,7 +51,7 @@ def plan_serving_command(
     report: Annotated[
         Path | None, typer.Option(help="Write a web page: the plan, latencies as distributions, and a timeline.")
     ] = None,
-    json_path: JsonOption = None,
+    json_path: Annotated[Path | None, json_option("the plan", "it")] = None,
 ) -> None:
     """How to serve a language model: replicas, batch and cache that keep a promise under a load."""
     import meshwright as mw
@@ -73,11 +69,7 @@ def plan_serving_command(
     if report is not None:
         planned.report(report, outcome)
         note(f"wrote {report}")
-    if json_path is not None:
-        write_json(json_path, json.loads(json.dumps(planned.to_json() | {"simulated": outcome.to_json()})))
-    if str(json_path) != "-":
-        show(planned)
-        show(outcome)
+    give(json_path, planned.to_json() | {"simulated": outcome.to_json()}, planned, outcome)
 
 
 def traffic_of(rate: float | None, tokens_in: str, tokens_out: str, burstiness: float, trace: Path | None) -> "Traffic":

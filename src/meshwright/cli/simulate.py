@@ -3,6 +3,7 @@
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,20 +13,9 @@ from rich.text import Text
 
 import meshwright
 from meshwright.cli import plan
-from meshwright.cli.console import CommandError, Stages, note, show, write_json
-from meshwright.cli.options import (
-    NO_OPTIONS,
-    ArgsOption,
-    MemoryOption,
-    MeshOption,
-    MethodOption,
-    MicrobatchesOption,
-    PipelineOption,
-    RecipeOption,
-    RecomputeOption,
-    ZooOptions,
-    takes_zoo_options,
-)
+from meshwright.cli.console import CommandError, Stages, give, note
+from meshwright.cli.options import json_option
+from meshwright.cli.request import Request, takes_request
 from meshwright.units import format_seconds
 
 if TYPE_CHECKING:
@@ -33,68 +23,46 @@ if TYPE_CHECKING:
     from meshwright.hardware import Cluster
 
 
-@takes_zoo_options
+_ModelArgument = Annotated[
+    str, typer.Argument(help="A model of the zoo, module:function, or a saved plan (PLAN.json).", show_default=False)
+]
+_ClusterOption = Annotated[
+    str | None, typer.Option(help="'HOSTSxDEVICES CHIP', a .toml file, or 'local'; a saved plan has its own.")
+]
+
+
+@takes_request(
+    *("model", "cluster", "args", "mesh", "zoo", "method", "microbatches", "recompute", "pipeline", "recipe"),
+    "memory_fraction",
+    model=(_ModelArgument, Parameter.empty),
+    cluster=(_ClusterOption, None),
+)
 def simulate_command(
-    model: Annotated[
-        str,
-        typer.Argument(help="A model of the zoo, module:function, or a saved plan (PLAN.json).", show_default=False),
-    ],
-    cluster: Annotated[
-        str | None, typer.Option(help="'HOSTSxDEVICES CHIP', a .toml file, or 'local'; a saved plan has its own.")
-    ] = None,
-    args: ArgsOption = None,
-    mesh: MeshOption = None,
-    zoo: ZooOptions = NO_OPTIONS,
-    method: MethodOption = "auto",
-    microbatches: MicrobatchesOption = "auto",
-    recompute: RecomputeOption = "auto",
-    pipeline: PipelineOption = "auto",
-    recipe: RecipeOption = None,
+    request: Request,
     intra: Annotated[str | None, typer.Option(help="Bandwidth inside a host, one way a device: 300GB/s.")] = None,
     inter: Annotated[str | None, typer.Option(help="Bandwidth between hosts, one way a device: 25GB/s.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory of a device: 40GB.")] = None,
-    memory_fraction: MemoryOption = None,
     trace: Annotated[Path | None, typer.Option(help="Write the timeline for ui.perfetto.dev.")] = None,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write the figures as JSON; '-' writes them to stdout and nothing else."),
-    ] = None,
+    json_path: Annotated[Path | None, json_option("the figures")] = None,
 ) -> None:
     """Simulate a training step: time, memory and utilisation on a cluster that need not be there."""
     for path in (json_path, trace):
         plan.check_writable(path)
-    given = figures_of({"intra": intra, "inter": inter, "memory": memory})
-    if model.endswith(".json"):
-        planned = meshwright.Plan.load(Path(model))
-        machine = None if cluster is None else changed(meshwright.cluster(cluster), given)
+    given, machine = figures_of({"intra": intra, "inter": inter, "memory": memory}), None
+    if request.model.endswith(".json"):
+        planned = meshwright.Plan.load(Path(request.model))
+        machine = None if request.cluster is None else changed(meshwright.cluster(request.cluster), given)
         if machine is None and given:
             raise CommandError("--intra, --inter and --memory change a cluster: name it with --cluster")
     else:
-        machine = None
-        machines = changed(meshwright.cluster(cluster or "local"), given)
-        request = plan.Request(
-            model=model,
-            args=args,
-            cluster=machines,
-            mesh=plan.parse_mesh(mesh),
-            zoo=zoo,
-            method=method,
-            memory_fraction=memory_fraction,
-            microbatches=plan.parse_microbatches(microbatches),
-            recompute=recompute,
-            pipeline=plan.parse_pipeline(pipeline),
-            recipe=recipe,
-        )
+        machines = changed(meshwright.cluster(request.cluster or "local"), given)
         with redirect_stdout(sys.stderr):  # output of the user's code is not part of the result
-            planned = plan.find_plan(request, Stages())
+            planned = plan.find_plan(replace(request, cluster=machines), Stages())
     simulation = meshwright.simulate(planned, cluster=machine)
     if trace is not None:
         simulation.save_trace(trace)
         note(f"wrote {trace}")
-    if json_path is not None:
-        write_json(json_path, simulation.to_json())
-    if str(json_path) != "-":
-        show(_view(planned, simulation))
+    give(json_path, simulation.to_json(), _view(planned, simulation))
 
 
 def figures_of(given: dict[str, str | None]) -> dict[str, float]:

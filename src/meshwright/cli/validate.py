@@ -8,7 +8,8 @@ import typer
 
 from meshwright import validation
 from meshwright.cli import plan
-from meshwright.cli.console import CommandError, note, show, write_json
+from meshwright.cli.console import CommandError, give, note
+from meshwright.cli.options import json_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,10 +28,7 @@ def validate_command(
         bool,
         typer.Option("--plans", help="Plan each row's model of the zoo as its authors split it; a few seconds a row."),
     ] = False,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write rows and summary as JSON; '-' writes them to stdout and nothing else."),
-    ] = None,
+    json_path: Annotated[Path | None, json_option("rows and summary")] = None,
 ) -> None:
     """Replay published training results: predicted and published step time and memory, row by row."""
     plan.check_writable(json_path)
@@ -40,10 +38,7 @@ def validate_command(
     table = read_rows(path)
     note(f"{'planning and ' if plans else ''}simulating {len(table)} rows of {path}")
     data, view = _as_plans(table, path) if plans else _as_recipes(table, path)
-    if json_path is not None:
-        write_json(json_path, data)
-    if str(json_path) != "-":
-        show(view)
+    give(json_path, data, view)
 
 
 def _as_recipes(table: "list[Row]", path: Path) -> "tuple[dict[str, Any], RenderableType]":

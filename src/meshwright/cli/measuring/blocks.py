@@ -3,48 +3,21 @@
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
 
 from meshwright.cli.console import Stages, show, write_json
-from meshwright.cli.options import (
-    NO_OPTIONS,
-    ArgsOption,
-    ModelArgument,
-    ZooOptions,
-    takes_zoo_options,
-)
-from meshwright.cli.plan import Request, function_of
-
-if TYPE_CHECKING:
-    from meshwright.blocks import Blocks
+from meshwright.cli.options import JsonFlag
+from meshwright.cli.plan import function_of
+from meshwright.cli.request import Request, takes_request
 
 
-@takes_zoo_options
-def blocks_command(
-    model: ModelArgument,
-    args: ArgsOption = None,
-    zoo: ZooOptions = NO_OPTIONS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
-) -> None:
+@takes_request("model", "args", "zoo")
+def blocks_command(request: Request, as_json: JsonFlag = False) -> None:
     """Print the blocks of a model, whose split follows from one contraction each, and the segments that repeat."""
-    request = model_request(model, args, zoo)
-    with redirect_stdout(sys.stderr):  # what the user's code prints is no part of the answer
-        blocks = find_model_blocks(request, Stages())
-    write_json(Path("-"), blocks.to_json()) if as_json else show(blocks)
-
-
-def model_request(model: str, args: str | None, zoo: ZooOptions, cluster: str = "local") -> Request:
-    """A request for a model whose mesh and method are not asked for."""
-    return Request(model=model, args=args, cluster=cluster, mesh=None, zoo=zoo, method="auto", memory_fraction=None)
-
-
-def find_model_blocks(request: Request, stages: Stages) -> "Blocks":
-    """The blocks of the requested model."""
     from meshwright.blocks import find_blocks
 
-    with stages:
+    stages = Stages()
+    with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer
         function, arguments = function_of(request, stages, real=False)
         stages.say("finding blocks")
-        return find_blocks(function, *arguments)
+        blocks = find_blocks(function, *arguments)
+    write_json(Path("-"), blocks.to_json()) if as_json else show(blocks)

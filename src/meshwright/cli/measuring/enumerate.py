@@ -7,38 +7,25 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.console import CommandError, Stages, note, show, write_json
-from meshwright.cli.measuring.blocks import model_request
-from meshwright.cli.options import (
-    NO_OPTIONS,
-    ArgsOption,
-    ClusterOption,
-    ModelArgument,
-    ZooOptions,
-    takes_zoo_options,
-)
+from meshwright.cli.console import CommandError, Stages, give, note
+from meshwright.cli.options import json_option
 from meshwright.cli.plan import check_writable, function_of, machine_of
+from meshwright.cli.request import Request, takes_request
 
 MOST = 1000  # combinations; more are not measured unless a sample is asked for
 
 
-@takes_zoo_options
+@takes_request("model", "cluster", "args", "zoo")
 def enumerate_command(
-    model: ModelArgument,
     segment: Annotated[int, typer.Option(help="The segment's number: see `meshwright blocks`.")],
-    cluster: ClusterOption = "local",
-    args: ArgsOption = None,
-    zoo: ZooOptions = NO_OPTIONS,
+    request: Request,
     sample: Annotated[int | None, typer.Option(help="Measure a random sample of so many combinations.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="A web page with the plots.")] = None,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows as JSON; '-' writes them to stdout and nothing else.")
-    ] = None,
+    json_path: Annotated[Path | None, json_option("the rows")] = None,
 ) -> None:
     """Measure every combination of a segment's strategies; tell how well bytes, price and profile predict them."""
     for path in (output, json_path):
         check_writable(path)
-    request = model_request(model, args, zoo, cluster)
     machine = machine_of(request)
     stages = Stages()
     with redirect_stdout(sys.stderr), stages:  # what the user's code prints is no part of the answer
@@ -56,7 +43,7 @@ def enumerate_command(
                 cluster=machine,
                 database=database,
                 sample=sample,
-                model=model,
+                model=request.model,
                 say=stages.say,
             )
     if output is not None:
@@ -64,10 +51,7 @@ def enumerate_command(
 
         write_page(enumeration, output)
         note(f"wrote {output}")
-    if json_path is not None:
-        write_json(json_path, enumeration.to_json())
-    if str(json_path) != "-":
-        show(enumeration)
+    give(json_path, enumeration.to_json(), enumeration)
 
 
 def _check_size(function: object, arguments: tuple[object, ...], segment: int, sample: int | None) -> None:

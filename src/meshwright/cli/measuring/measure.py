@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from meshwright.cli.console import CommandError, Stages, note, show, write_json
+from meshwright.cli.options import JsonFlag
 from meshwright.console import Table
 from meshwright.units import format_bytes, format_seconds
 
@@ -15,7 +16,7 @@ def measure_command(
     classes: Annotated[
         bool, typer.Option(help="Measure classes of operations, too: convolutions, look-ups and others.")
     ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Measure the devices that JAX sees here, once, and print what 'local' means for plans."""
     from meshwright.profiler import cluster, known_survey

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshwright.cli.console import CommandError, note, show, write_json
+from meshwright.cli.options import JsonFlag
 from meshwright.console import Table
 from meshwright.units import format_bytes, format_seconds
 
@@ -17,7 +18,6 @@ FileOption = Annotated[
     Path | None, typer.Option("--database", help="The file; that of the cache directory by default.")
 ]
 ChipOption = Annotated[str | None, typer.Option(help="Only measurements on this chip.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def list_command(chip: ChipOption = None, database: FileOption = None, as_json: JsonFlag = False) -> None:

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,17 +14,8 @@ from typer.core import TyperGroup
 
 from meshwright.cli.console import CommandError, Stages, note, show, write_json
 from meshwright.cli.measuring import measurements
-from meshwright.cli.measuring.blocks import model_request
-from meshwright.cli.options import (
-    NO_OPTIONS,
-    ArgsOption,
-    ClusterOption,
-    MeshOption,
-    ModelArgument,
-    ZooOptions,
-    takes_zoo_options,
-)
-from meshwright.cli.plan import Request, function_of, machine_of, parse_mesh
+from meshwright.cli.plan import function_of, machine_of
+from meshwright.cli.request import Request, takes_request
 
 if TYPE_CHECKING:
     from meshwright.hardware import Cluster
@@ -50,19 +40,16 @@ PASSES = tuple(FILES)
 
 
 @profile_app.command("model")
-@takes_zoo_options
+@takes_request("model", "cluster", "args", "mesh", "zoo")
 def model_command(
-    model: ModelArgument,
+    *,
     only: Annotated[
         str | None, typer.Option("--pass", metavar="NAME", help=f"One pass alone: {', '.join(PASSES)}.")
     ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Write the blocks, measurements, strategies and the plan here.")
     ] = None,
-    cluster: ClusterOption = "local",
-    args: ArgsOption = None,
-    mesh: MeshOption = None,
-    zoo: ZooOptions = NO_OPTIONS,
+    request: Request,
     seconds: Annotated[float, typer.Option(help="The time that measuring may take, in each pass.")] = 300.0,
     steps: Annotated[int, typer.Option(help="Steps of each of the three runs of the plan; 0 runs nothing.")] = 100,
 ) -> None:
@@ -71,11 +58,9 @@ def model_command(
         raise CommandError(f"--pass is {only!r}; give one of {', '.join(PASSES)}, or leave it out for all three")
     if not seconds > 0 or steps < 0:
         raise CommandError(f"--seconds is {seconds:g} and --steps is {steps}; give a time above 0, and 0 steps or more")
-    request = model_request(model, args, zoo, cluster)
-    request = replace(request, mesh=parse_mesh(mesh))
     wanted = PASSES if only is None else (only,)
     if folder is not None:
-        _claim(folder, model)
+        _claim(folder, request.model)
     machine = machine_of(request) if wanted != ("analysis",) else None
     run_passes(request, machine, wanted, folder, seconds, steps)
 
