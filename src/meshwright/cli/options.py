@@ -1,6 +1,6 @@
 """Options that several commands share."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -56,7 +56,7 @@ RecipeOption = Annotated[
 ]
 
 
-def json_option(what: str, those: str = "them") -> Any:
+def json_option(what: str, those: str = "them") -> object:
     """The option of a file for a result as JSON."""
     return typer.Option("--json", help=f"Write {what} as JSON; '-' writes {those} to stdout and nothing else.")
 
