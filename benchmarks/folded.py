@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 import numpy as np
 from report import table
@@ -23,9 +23,9 @@ from meshwright.graph import trace
 from meshwright.planner.planner import Task
 from meshwright.planner.solving.fit_memory import View, ViewState
 from meshwright.solver import ChoiceProblem, price, solve
-from meshwright.solver.highs_oracle import solve_mip
 from meshwright.solver.model.model import from_problem
 from meshwright.solver.reductions.simplify import simplify
+from tests.solver.highs_oracle import solve_mip
 
 MODELS = [
     ("llama2-13b", {"batch": 200, "seq": 2048, "checkpoint": True}),

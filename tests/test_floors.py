@@ -82,7 +82,7 @@ INNER_FLOORS = {
         "reductions",
         "bounds",
         "exact",
-        "least_memory highs_oracle",
+        "least_memory",
         "run",
         "driver",
         "warm",

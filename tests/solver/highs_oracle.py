@@ -16,14 +16,12 @@ class MipResult:
     infeasible: bool
 
 
-def solve_mip(model: Model, seconds: float, cutoff: float = np.inf, relative_gap: float = 1e-10) -> MipResult:
+def solve_mip(model: Model, seconds: float) -> MipResult:
     """Solves  min Σ cost·x + Σ E·y  with x one-hot per node, the pairs y summing to x both ways, memory ≤ cap.
 
     Args:
         model: What to solve; impossible pairs get no variable.
         seconds: Time limit; HiGHS may overrun it inside one linear programme.
-        cutoff: Only choices cheaper than this are of interest.
-        relative_gap: HiGHS stops once its gap is below this.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_matrix, vstack
@@ -44,10 +42,8 @@ def solve_mip(model: Model, seconds: float, cutoff: float = np.inf, relative_gap
     constraints = [LinearConstraint(equal, right, right)]
     if len(model.cap):
         constraints.append(_memory(model, num_variables))
-    if np.isfinite(cutoff):
-        constraints.append(LinearConstraint(csr_matrix(cost[None, :] / scale), -np.inf, cutoff / scale))
     integrality = np.concatenate([np.ones(num_states), np.zeros(num_pairs)])
-    options = {"time_limit": seconds, "mip_rel_gap": relative_gap}
+    options = {"time_limit": seconds, "mip_rel_gap": 1e-10}
     result = milp(cost / scale, integrality=integrality, bounds=Bounds(0, 1), constraints=constraints, options=options)
     bound = -np.inf if result.mip_dual_bound is None else float(result.mip_dual_bound) * scale
     if result.x is None:
