@@ -22,8 +22,7 @@ from meshwright.pipeline.layers.layers import Wishes, find_layers
 from meshwright.pipeline.prices.catalogue import submesh
 from meshwright.pipeline.prices.layer_prices import ALL_SECONDS, Item, LayerPrices
 from meshwright.pipeline.prices.layer_pricing import Pricing
-from meshwright.pipeline.prices.split_modes import FREE, STEADY, price_way
-from meshwright.pipeline.prices.stage_problem import Own
+from meshwright.pipeline.prices.stage_problem import FREE, STEADY, Own, price_way
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.roles import find_roles
 

@@ -55,7 +55,7 @@ FLOORS = (
 INNER_FLOORS = {
     "contest": (
         "tuning",
-        "shared_board level decimation tree_moves windows",
+        "decimation tree_moves windows",
         "moves",
         "anytime",
         "worker",
@@ -82,7 +82,6 @@ INNER_FLOORS = {
         "reductions",
         "bounds",
         "exact",
-        "least_memory",
         "run",
         "driver",
         "warm",

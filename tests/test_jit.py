@@ -12,9 +12,8 @@ from meshwright import jit, zoo
 from meshwright.jit import Kernel, compiling, inline, kernel, noting, pause
 from meshwright.plan_files.storage import plan_to_json
 from meshwright.progress import progress
-from meshwright.solver.bounds.bundle import highest
-from meshwright.solver.bounds.dual import Dual
-from meshwright.solver.bounds.reparametrisation import move_messages
+from meshwright.solver.bounds.dual import Dual, move_messages
+from meshwright.solver.bounds.memory_prices import highest
 from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
 from meshwright.solver.exact.bucket_elimination import eliminate
 from meshwright.solver.exact.repair import repaired

@@ -4,18 +4,16 @@ import numpy as np
 import pytest
 
 from meshwright.contest import giant, solve
-from meshwright.contest.anytime import Search
+from meshwright.contest.anytime import Level, Search
 from meshwright.contest.decimation import decimate
-from meshwright.contest.level import Level
 from meshwright.contest.moves import Neighbourhood
-from meshwright.contest.shared_board import Board
 from meshwright.contest.tuning import SearchTuning
+from meshwright.contest.worker import Board
 from meshwright.errors import ProblemError
 from meshwright.solver import ChoiceProblem, price
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.deadline import NEVER
-from meshwright.solver.model.choice import State
-from meshwright.solver.model.model import from_problem
+from meshwright.solver.model.model import State, from_problem
 from meshwright.solver.reductions.simplify import simplify
 from meshwright.solver.tuning import Tuning
 from meshwright.solver.warm import example

@@ -7,9 +7,8 @@ import pytest
 
 from meshwright.contest.tree_moves import Trees
 from meshwright.solver import ChoiceProblem, price
-from meshwright.solver.model.choice import State
 from meshwright.solver.model.half_edges import link
-from meshwright.solver.model.model import from_problem
+from meshwright.solver.model.model import State, from_problem
 from tests.solver.problems import brute_model, random_problem
 
 

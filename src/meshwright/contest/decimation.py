@@ -3,8 +3,7 @@
 import numpy as np
 
 from meshwright.jit import kernel
-from meshwright.solver.bounds.dual import Dual, ascend_prices, carried
-from meshwright.solver.bounds.reparametrisation import reparametrised
+from meshwright.solver.bounds.dual import Dual, ascend_prices, carried, reparametrised
 from meshwright.solver.deadline import Deadline
 from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.reduce import Reduced, WayBack, reduce_model

@@ -9,10 +9,9 @@ from meshwright.solver.bounds import message_passing
 from meshwright.solver.bounds.dual import Dual, ascend_prices, carried
 from meshwright.solver.deadline import Deadline
 from meshwright.solver.exact.branch_and_bound import BranchAndBound, Options
-from meshwright.solver.model.choice import State, cost_of, load_of
 from meshwright.solver.model.decision_order import decision_order, permuted
 from meshwright.solver.model.half_edges import Links, link
-from meshwright.solver.model.model import Model
+from meshwright.solver.model.model import Model, State, cost_of, load_of
 from meshwright.solver.reductions.reduce import reduce_model
 from meshwright.solver.reductions.times import tighten_times, with_times
 

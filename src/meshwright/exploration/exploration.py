@@ -8,8 +8,7 @@ from rich.console import RenderableType
 
 from meshwright.console import Printed
 from meshwright.exploration.offer import Offer
-from meshwright.exploration.picture import save_picture
-from meshwright.exploration.text import exploration_view
+from meshwright.exploration.text import exploration_view, save_picture
 
 #: The objectives, and whether more of each is better.
 OBJECTIVES = {"tokens_per_dollar": True, "tokens_per_s": True, "step_s": False, "mfu": True}

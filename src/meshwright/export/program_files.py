@@ -1,17 +1,18 @@
 """The files of a dump about one program: a plan's, or a stage's for one microbatch."""
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshwright.explain.show.program_text import program_lines
 from meshwright.explain.show.tensor_table import TensorTable, plan_rows
 from meshwright.names import one_line
 from meshwright.output import ESCAPED
+from meshwright.parallelism.axis_uses import AxisFacts
 from meshwright.parallelism.notation import notation
 from meshwright.parallelism.subject.memory_timeline import memory_over_time
 from meshwright.parallelism.subject.subject import Subject
+from meshwright.parallelism.words import label_words, symbols
 from meshwright.plans.records.record import MEMORY_ROLES
 from meshwright.plans.records.traced_program import VIRTUAL
 
@@ -113,3 +114,34 @@ PROGRAM_FILES: dict[str, tuple[str, Callable[[Subject, Path], None]]] = {
     "collectives.csv": ("all collectives of a step", _collectives),
     "resharding.csv": ("the steps of every resharding", _resharding),
 }
+
+
+def program_lines(facts: AxisFacts) -> Iterator[str]:
+    """Arguments, then operations: ``%12 = dot_general  B_x S D · D F_y → B_x S F_y  forward  mlp  # file:line``."""
+    program = facts.program
+    here = program.touched
+    for value, path in enumerate(program.inputs):
+        if value not in here:
+            continue  # another stage's
+        yield f"%{value} = {path}  {_type(facts, value)}  {_symbols(facts, value)}"
+    for op in program.running:
+        values = ", ".join(f"%{value}" for value in program.made_by(op))
+        reads = ", ".join(f"%{value}" for value in program.reads_of(op))
+        name, scope = program.primitive(op), label_words(program.labels[program.label[op]]).rpartition("/")[0]
+        how = "as its readers need it" if program.assignment[op] == VIRTUAL else notation(facts, op)
+        trips = f" ×{program.trips[op]:g}" if program.trips[op] != 1 else ""
+        phase, source = program.phases[program.phase[op]], program.sources[program.source[op]]
+        yield f"{values} = {name}({reads})  {how}  {phase}{trips}  {scope or '-'}  # {source}"
+    for path, value in zip(program.outputs, program.made.tolist(), strict=True):
+        if value in here:
+            yield f"{path} = %{value}"
+
+
+def _type(facts: AxisFacts, value: int) -> str:
+    shape, dtype, _ = facts.program.types[facts.program.kind[value]]
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _symbols(facts: AxisFacts, value: int) -> str:
+    spec = facts.spec_of(value, int(facts.program.code[value]))
+    return symbols(facts.program.shape(value), facts.letters_of(value), spec)

@@ -10,11 +10,10 @@ from numbers import Real
 from typing import Any
 
 from meshwright.errors import ClusterError
-from meshwright.hardware.abstract import abstract_ways
 from meshwright.hardware.axes import AXIS_NAMES as AXIS_NAMES
 from meshwright.hardware.axes import Shape, check_names, read_shape
 from meshwright.hardware.chip import Chip
-from meshwright.hardware.collectives import KINDS, Way, least_s, ways
+from meshwright.hardware.collectives import KINDS, Way, abstract_ways, least_s, ways
 from meshwright.hardware.groups import group_of
 from meshwright.hardware.link import Host, Link, complete
 from meshwright.hardware.storage import SavedCluster, SavedGroups, SavedMesh, to_plain

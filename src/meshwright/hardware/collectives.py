@@ -12,7 +12,8 @@ t = 0.78 · min(w, o):
 
 NCCL gathers and scatters by rings alone, or by a tree where each domain has one device of the group.
 `ring_ways`, `tree_ways`, `hierarchical_ways`, `exchange_ways` and `permute_ways` implement these lines; the time is the
-least of them. Where a link was measured (`Link.timings`), the measurement is the only way.
+least of them. Where a link was measured (`Link.timings`), the measurement is the only way. On an abstract mesh
+(`abstract_ways`) every axis has one fixed cost and one cost per byte.
 """
 
 import math
@@ -32,6 +33,8 @@ Way = tuple[float, float]
 TREE_FRACTION = 0.78
 #: Messages of an all-to-all go out one after another: time of each, from the same tables (16 to 256 ranks).
 MESSAGE_S = 0.8e-6
+#: Size, α and β of one axis.
+Axis = tuple[int, float, float]
 
 
 def ways(group: Group, intra: Link, inter: Link, kind: str) -> tuple[Way, ...]:
@@ -204,3 +207,28 @@ def _protocols(group: Group, intra: Link, inter: Link, kind: str) -> list[tuple[
 def _serving(link: Link, kind: str, size: int) -> list[Protocol]:
     """The protocols that serve a collective; a link made for others serves it with its first one."""
     return [p for p in link.protocols if p.serves(kind, size)] or [link.protocols[0]]
+
+
+def abstract_ways(kind: str, axes: list[Axis]) -> tuple[Way, ...]:
+    """The cost of a collective along axes in sequence, as its single way.
+
+    >>> abstract_ways("all_gather", [(4, 1.0, 1.0)])
+    ((1.0, 0.75),)
+    """
+    alpha = beta = 0.0
+    gathered = 1.0  # share of the buffer that an axis works on: what the later axes have not yet multiplied
+    for size, axis_alpha, axis_beta in reversed(axes):
+        share = gathered if kind in ("all_gather", "reduce_scatter") else 1.0
+        alpha += axis_alpha
+        beta += axis_beta * _wire_share(kind, size) * share
+        gathered /= size
+    return ((alpha, beta),)
+
+
+def _wire_share(kind: str, size: int) -> float:
+    """Part of the buffer that one device sends along an axis."""
+    if kind == "permute":
+        return 1.0
+    if kind == "all_to_all":
+        return (size - 1) / size**2
+    return (2 if kind == "all_reduce" else 1) * (size - 1) / size

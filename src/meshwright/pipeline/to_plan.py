@@ -11,9 +11,8 @@ from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.pipeline.layers.layers import Layers
 from meshwright.pipeline.prices.layer_prices import Item
-from meshwright.pipeline.prices.split_modes import LEAN, TENSOR, Way
 from meshwright.pipeline.prices.stage_options import Option
-from meshwright.pipeline.prices.stage_problem import Own
+from meshwright.pipeline.prices.stage_problem import LEAN, TENSOR, Own, Way
 from meshwright.pipeline.prices.transfer import crossing_bytes, exchange_s, send_s
 from meshwright.pipeline.record import StagedDetails
 from meshwright.pipeline.search.device_line import place

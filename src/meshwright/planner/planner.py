@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 import meshwright
-from meshwright.cost.plain_liveness import plain_liveness
 from meshwright.cost.xla_gpu.kernels import dense_remarks
-from meshwright.cost.xla_gpu.liveness import liveness
+from meshwright.cost.xla_gpu.liveness import liveness, plain_liveness
 from meshwright.errors import TraceError
 from meshwright.fallback import with_fallback
 from meshwright.graph import Traced

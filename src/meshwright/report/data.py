@@ -14,8 +14,7 @@ from meshwright.parallelism.words import bytes_on_device, label_words
 from meshwright.plans.text import axes_text, cost_text, gap_text, mesh_text, status_text
 from meshwright.report.about import about_data, speed_data
 from meshwright.report.alternatives import add_alternatives
-from meshwright.report.blocks import blocks_data
-from meshwright.report.programs import programs_data
+from meshwright.report.programs import blocks_data, programs_data
 from meshwright.report.timeline import recorded_data, timeline_data
 from meshwright.simulator.simulate import simulate
 

@@ -17,7 +17,6 @@ FAMILIES = (
     "pallas",
     "convolution",
     "reduction",
-    "scans",
     "sorting",
     "reshape",
     "layout",

@@ -36,13 +36,13 @@ def example(memory: bool, num_nodes: int = 14, num_states: int = 4, seed: int = 
 
 def search_kernels() -> None:
     """The kernels that only giant problems, or those that leave a gap, are sure to use."""
-    from meshwright.solver.bounds.bundle import highest
     from meshwright.solver.bounds.dual import Dual
+    from meshwright.solver.bounds.memory_prices import highest
     from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
     from meshwright.solver.deadline import Deadline
     from meshwright.solver.exact.bucket_elimination import eliminate
-    from meshwright.solver.exact.drop_small_memory import coarsened
     from meshwright.solver.exact.repair import repaired
+    from meshwright.solver.exact.subproblem import coarsened
     from meshwright.solver.model.model import from_problem
     from meshwright.solver.reductions.reduce import reduce_model
     from meshwright.solver.reductions.simplify import simplify

@@ -20,7 +20,7 @@ from meshwright.graph.phases import UPDATE
 from meshwright.hardware import Cluster
 from meshwright.hardware.torus import divisors
 from meshwright.pipeline.planner import cut_layers, start_search
-from meshwright.pipeline.prices.split_modes import TENSOR
+from meshwright.pipeline.prices.stage_problem import TENSOR
 from meshwright.pipeline.search.search import PipelineSearch
 from meshwright.pipeline.step_time import StageSeconds, step_s
 from meshwright.pipeline.to_plan import describe

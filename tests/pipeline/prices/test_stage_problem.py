@@ -11,8 +11,7 @@ from meshwright.graph import trace
 from meshwright.pipeline.layers.batch_sizes import ResizableBatch
 from meshwright.pipeline.prices.layer_prices import ALL_SECONDS, Item
 from meshwright.pipeline.prices.layer_pricing import Pricing
-from meshwright.pipeline.prices.split_modes import WAYS, price_way
-from meshwright.pipeline.prices.stage_problem import _OTHERS, MemoryPrice, Own, own_problem, price_own
+from meshwright.pipeline.prices.stage_problem import _OTHERS, WAYS, MemoryPrice, Own, own_problem, price_own, price_way
 from meshwright.planner.methods import Auto
 from meshwright.planner.reading.readback import Readback
 from meshwright.solver import price

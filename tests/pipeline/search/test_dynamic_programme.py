@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.pipeline.prices.kernels import price_ranges
-from meshwright.pipeline.search.dynamic_programme import Ranges, may_beat, solve_stages
+from meshwright.pipeline.search.unequal_stages import Ranges, may_beat, solve_stages
 from meshwright.schedules import in_flight
 
 pytestmark = pytest.mark.slow

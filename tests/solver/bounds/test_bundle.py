@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from meshwright.solver.bounds.bundle import Bundle, highest
 from meshwright.solver.bounds.dual import Dual
-from meshwright.solver.bounds.memory_prices import climb_prices, settle_prices
+from meshwright.solver.bounds.memory_prices import Bundle, climb_prices, highest, settle_prices
 from meshwright.solver.deadline import NEVER, Deadline
-from meshwright.solver.model.choice import State
-from meshwright.solver.model.model import from_problem
+from meshwright.solver.model.model import State, from_problem
 from meshwright.solver.problem.problem import ChoiceProblem
 from tests.solver.problems import all_states
 

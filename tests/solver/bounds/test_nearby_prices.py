@@ -8,8 +8,7 @@ import pytest
 from meshwright.solver.bounds.dual import Dual, ascend_prices
 from meshwright.solver.bounds.nearby_prices import Fan
 from meshwright.solver.deadline import NEVER
-from meshwright.solver.model.choice import State
-from meshwright.solver.model.model import from_problem
+from meshwright.solver.model.model import State, from_problem
 from meshwright.solver.tuning import TUNING
 from meshwright.solver.warm import example
 

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from meshwright.solver.bounds.dual import Dual
-from meshwright.solver.bounds.reparametrisation import reparametrised
-from meshwright.solver.model.choice import cost_of
-from meshwright.solver.model.model import from_problem
+from meshwright.solver.bounds.dual import Dual, reparametrised
+from meshwright.solver.model.model import cost_of, from_problem
 from meshwright.solver.warm import example
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.solver.bounds.unlimited_minimum import arrange, cheapest
-from meshwright.solver.model.choice import cost_of
 from meshwright.solver.model.half_edges import link
-from meshwright.solver.model.model import from_problem
+from meshwright.solver.model.model import cost_of, from_problem
 from meshwright.solver.warm import example
 from tests.solver.problems import random_problem
 

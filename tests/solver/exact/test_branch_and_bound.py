@@ -16,9 +16,8 @@ from meshwright.solver.exact.branching import split
 from meshwright.solver.exact.bucket_elimination import eliminate
 from meshwright.solver.exact.resumable import ResumableSolve, close
 from meshwright.solver.exact.subproblem import Closed, decoded_found, repaired_found
-from meshwright.solver.model.choice import State, cost_of
 from meshwright.solver.model.half_edges import link
-from meshwright.solver.model.model import from_problem
+from meshwright.solver.model.model import State, cost_of, from_problem
 from meshwright.solver.reductions.simplify import simplify
 from meshwright.solver.tuning import Tuning
 from meshwright.solver.warm import example

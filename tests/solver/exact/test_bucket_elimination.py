@@ -6,9 +6,8 @@ import pytest
 from meshwright.solver.bounds.dual import Dual, ascend_prices, at_prices
 from meshwright.solver.bounds.unlimited_minimum import arrange
 from meshwright.solver.exact.bucket_elimination import eliminate
-from meshwright.solver.model.choice import State
 from meshwright.solver.model.decision_order import decision_order, permuted
-from meshwright.solver.model.model import Model, from_problem
+from meshwright.solver.model.model import Model, State, from_problem
 from meshwright.solver.problem.problem import ChoiceProblem
 from meshwright.solver.warm import example
 from tests.solver.problems import all_states, random_problem

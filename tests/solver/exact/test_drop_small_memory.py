@@ -6,10 +6,8 @@ import pytest
 from meshwright.solver import ChoiceProblem, Status, price, solve
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.exact.branch_and_bound import BranchAndBound, Options
-from meshwright.solver.exact.drop_small_memory import coarsened
-from meshwright.solver.exact.subproblem import Closed
-from meshwright.solver.model.choice import State
-from meshwright.solver.model.model import from_problem
+from meshwright.solver.exact.subproblem import Closed, coarsened
+from meshwright.solver.model.model import State, from_problem
 from meshwright.solver.reductions.times import dense_usage
 from meshwright.solver.tuning import Tuning
 from tests.solver.problems import all_states, brute_force, random_problem

@@ -7,9 +7,8 @@ from meshwright.solver import solve
 from meshwright.solver.bounds.dual import Dual
 from meshwright.solver.bounds.memory_prices import climb_prices, relaxed
 from meshwright.solver.exact.repair import repaired
-from meshwright.solver.model.choice import State
 from meshwright.solver.model.half_edges import link
-from meshwright.solver.model.model import from_problem
+from meshwright.solver.model.model import State, from_problem
 from meshwright.solver.warm import example
 
 

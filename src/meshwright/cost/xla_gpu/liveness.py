@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from meshwright.cost.xla_gpu.fusion import fuse, written_over
 from meshwright.cost.xla_gpu.layer_barriers import layer_barriers
-from meshwright.cost.xla_gpu.traffic import Traffic, traffic
+from meshwright.cost.xla_gpu.traffic import Traffic, plain_traffic, traffic
 from meshwright.graph.facts import Bools, Facts
 from meshwright.graph.graph import Graph
-from meshwright.graph.phases import BACKWARD, PHASES, UPDATE
+from meshwright.graph.phases import BACKWARD, FORWARD, PHASES, UPDATE
 from meshwright.jit import kernel
 from meshwright.rules.base import LoopNest
 
@@ -283,3 +283,43 @@ def _filters(facts: Facts, stop: Ints) -> Copies:
     first[columns.producer >= 0] = -1
     values = np.flatnonzero(first >= 0)
     return Copies(values, first[values], stop[values], np.ones(len(values)))
+
+
+def plain_liveness(graph: Graph) -> Liveness:
+    """As `liveness`, without fusion, copies or gradients that wait: the fallback if the model fails on a program."""
+    columns = graph.columns
+    num_ops, num_values = len(columns.signature), columns.num_values
+    step, none = np.arange(num_ops), np.zeros(0, np.int64)
+    stored = np.ones(num_values, bool)
+    stored[list(graph.constants)] = False
+    start = np.maximum(columns.producer, 0)
+    stop = np.where(columns.producer >= 0, start + 1, 0)
+    np.maximum.at(stop, columns.reads, columns.reader + 1)
+    for first, end in sorted(graph.loops, key=lambda loop: loop[0] - loop[1]):
+        # Values that a loop reads from outside, carries or stacks are live from its first trip to its last.
+        read = columns.reads[columns.start[first] : columns.start[end]]
+        outside = read[start[read] < first]
+        stop[outside] = np.maximum(stop[outside], end)
+        stacked = [i for i in range(first, end) if columns.primitive(i) == "loop_stack"]
+        start[columns.first_made[stacked]] = first
+    for tie in graph.ties:
+        stop[tie.made] = max(stop[tie.made], *(end for first, end in graph.loops if first <= start[tie.carry] < end), 0)
+    pin_ends(graph, stored, stop, num_ops)
+    nothing = Copies(none, none, none, none.astype(float))
+    fuses = np.zeros(num_ops, bool)
+    return Liveness(stored, start, stop, nothing, fuses, step, start + 1, step, step * 0 - 1, plain_traffic(graph))
+
+
+def held_for_backward(graph: Graph, live: Liveness) -> Bools:
+    """For each value, whether a forward operation computes it and it is in memory when the backward pass begins.
+
+    The planner prices these values, and the runtime keeps exactly these: a backward pass computes again what XLA would
+    have fused into its kernels, had both passes been one program.
+    """
+    columns, made = graph.columns, graph.columns.producer
+    backward = np.flatnonzero(columns.phase == PHASES.index(BACKWARD))
+    if not len(backward):
+        return np.zeros(columns.num_values, bool)
+    held = live.stored & (made >= 0) & (live.start < backward[0]) & (live.stop > backward[0])
+    held[made >= 0] &= columns.phase[made[made >= 0]] == PHASES.index(FORWARD)
+    return held

@@ -20,8 +20,7 @@ from meshwright.pipeline.layers.batch_sizes import ResizableBatch
 from meshwright.pipeline.layers.layers import Layers
 from meshwright.pipeline.prices.layer_prices import ALL_SECONDS, Item, LayerPrices
 from meshwright.pipeline.prices.layer_pricing import Pricing
-from meshwright.pipeline.prices.split_modes import FREE, LEAN, STEADY, TENSOR, WAYS, Way, price_way
-from meshwright.pipeline.prices.stage_problem import Own
+from meshwright.pipeline.prices.stage_problem import FREE, LEAN, STEADY, TENSOR, WAYS, Own, Way, price_way
 from meshwright.planner.grouping.roles import find_roles
 
 View = tuple[int, ...]  # sizes of the axes inside a replica

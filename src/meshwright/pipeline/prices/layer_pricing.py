@@ -10,8 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from meshwright.cost.xla_gpu.held import held_for_backward
-from meshwright.cost.xla_gpu.liveness import liveness
+from meshwright.cost.xla_gpu.liveness import held_for_backward, liveness
 from meshwright.errors import ShardingError
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES, UPDATE
 from meshwright.hardware import Mesh

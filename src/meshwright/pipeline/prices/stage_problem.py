@@ -10,6 +10,8 @@ may be short. All of these are weights of the same problem. The stage's split is
 where ``w`` counts how often the stage does each piece of work (`microbatch_weights.Weights`), and ``byte_s`` is the
 price of memory, which `refine` finds. Layers of other stages get a small weight, so that they too are split sensibly:
 the choice covers the whole model, is priced by layer like any other, and may be used by any stage.
+
+A way to use the axes of a view (`price_way`) is such a stage, or one of the names in `WAYS`.
 """
 
 from collections.abc import Iterator
@@ -25,12 +27,20 @@ from meshwright.pipeline.prices.layer_prices import LayerPrices
 from meshwright.pipeline.prices.layer_pricing import Pricing
 from meshwright.pipeline.prices.microbatch_weights import steady_weights, weighed
 from meshwright.planner.grouping.numbering import pack
-from meshwright.planner.methods import Auto
+from meshwright.planner.methods import Auto, TensorParallel
 from meshwright.planner.pricing.formulation import Formulation
 from meshwright.solver import ChoiceProblem
 from meshwright.solver.problem.priced import Usage, choice_problem
 
 _OTHERS = 1e-4  # the weight of layers of other stages
+FREE, STEADY, LEAN, TENSOR = "free", "steady", "lean", "tensor"
+WAYS = (
+    FREE,  # the fastest for one microbatch
+    STEADY,  # the fastest for many
+    LEAN,  # the one that needs least memory
+    TENSOR,  # weights split, as in Megatron-LM
+)
+_MANY = 16  # microbatches
 
 
 class MemoryPrice(NamedTuple):
@@ -129,3 +139,15 @@ def _by_class(pricing: Pricing, formulation: Formulation, values: Ints, times: A
     for i, size in zip(first.tolist(), sizes.tolist(), strict=True):
         codes = formulation.tables[which[i]].codes[place[i]]
         yield int(which[i]), size / formulation.axes.num_parts(codes)
+
+
+Way = str | Own
+
+
+def price_way(pricing: Pricing, mesh: Mesh, way: Way) -> LayerPrices | None:
+    """The layers' prices on a view, or None if the view is infeasible."""
+    if isinstance(way, Own):
+        return price_own(pricing, mesh, way)
+    if way == STEADY:
+        return price_own(pricing, mesh, Own(None, _MANY))
+    return pricing.price(mesh, TensorParallel() if way == TENSOR else Auto(), way == LEAN)

@@ -237,7 +237,7 @@ def stage_sums(options: Options, chunks: tuple[Ints, Ints]) -> tuple[Array, Arra
 def choose(adds: Array, rest: Array) -> Ints:
     """For each stage the option, such that Σ adds + max rest over the stages is least.
 
-    As in `dynamic_programme`, the maximum is fixed first and lowered until nothing is feasible; ties take the least
+    As in `unequal_stages`, the maximum is fixed first and lowered until nothing is feasible; ties take the least
     rest.
 
     Args:

@@ -1,4 +1,4 @@
-"""Sorting and selection: the ordered dim stays whole."""
+"""Sorting, selection and cumulative operations: the dim along which elements are ordered or carried stays whole."""
 
 from meshwright.rules.base import LoopNest, Rule, Signature
 from meshwright.rules.builder import Loops, same_shape
@@ -20,4 +20,14 @@ def top_k(op: Signature) -> LoopNest:
     return loops.nest([tuple(operand)] * len(op.operands), [tuple(result)] * len(op.results))
 
 
-RULES: dict[str, Rule] = {"sort": sort, "top_k": top_k, "approx_top_k": top_k}
+def cumulative(op: Signature) -> LoopNest | None:
+    """All dims are parallel but the scanned one."""
+    return same_shape(op, fixed=[op.params["axis"]])
+
+
+RULES: dict[str, Rule] = {
+    "sort": sort,
+    "top_k": top_k,
+    "approx_top_k": top_k,
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), cumulative),
+}

@@ -14,18 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.solver.bounds.dual import Dual
+from meshwright.solver.bounds.dual import Dual, reparametrised
 from meshwright.solver.bounds.memory_prices import settle_prices
 from meshwright.solver.bounds.nearby_prices import Fan
-from meshwright.solver.bounds.reparametrisation import reparametrised
 from meshwright.solver.bounds.unlimited_minimum import arrange
 from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.exact.branching import NONE, Split, split
 from meshwright.solver.exact.bucket_elimination import Found, eliminate
-from meshwright.solver.exact.drop_small_memory import coarsened
-from meshwright.solver.exact.subproblem import Closed, Part, better, fitted, reduced, repaired_found, states_of
-from meshwright.solver.model.choice import cost_of
-from meshwright.solver.model.model import Model
+from meshwright.solver.exact.subproblem import (
+    Closed,
+    Part,
+    better,
+    coarsened,
+    fitted,
+    reduced,
+    repaired_found,
+    states_of,
+)
+from meshwright.solver.model.model import Model, cost_of
 from meshwright.solver.tuning import TUNING, Tuning
 
 _Processed = tuple[Closed, Part, Split | None]

@@ -3,9 +3,8 @@
 import numpy as np
 
 from meshwright.jit import inline, kernel, pause
-from meshwright.solver.model.choice import State
 from meshwright.solver.model.half_edges import Links
-from meshwright.solver.model.model import Model
+from meshwright.solver.model.model import Model, State
 from meshwright.solver.reductions.times import dense_usage
 from meshwright.solver.tuning import TUNING, Tuning
 

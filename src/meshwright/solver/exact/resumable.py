@@ -13,9 +13,8 @@ from meshwright.solver.bounds.memory_prices import climb_prices
 from meshwright.solver.deadline import NEVER, Deadline
 from meshwright.solver.exact.branch_and_bound import BranchAndBound, Options
 from meshwright.solver.exact.subproblem import Closed, decoded_found
-from meshwright.solver.model.choice import cost_of
 from meshwright.solver.model.decision_order import decision_order, permuted
-from meshwright.solver.model.model import Model
+from meshwright.solver.model.model import Model, cost_of
 
 
 def close(

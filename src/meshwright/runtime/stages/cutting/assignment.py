@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshwright.cost.xla_gpu.held import held_for_backward
-from meshwright.cost.xla_gpu.liveness import liveness
+from meshwright.cost.xla_gpu.liveness import held_for_backward, liveness
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
 from meshwright.graph.facts import Bools
@@ -25,6 +24,7 @@ from meshwright.runtime.program.matching import check_form
 from meshwright.schedules.base import BACKWARD
 
 Pass = tuple[str, int]  # forward or backward, and a virtual stage
+Parts = tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,6 @@ class Assignment:
     spans: Mapping[int, "Parts"] = field(default_factory=dict)
     stacked: Mapping[int, "Parts"] = field(default_factory=dict)
     pieces: frozenset[int] = frozenset()
-
-
-Parts = tuple[tuple[int, int, int], ...]
 
 
 def assign(plan: PlanData, graph: Graph, program: Program) -> Assignment:
