@@ -73,9 +73,9 @@ def plain_text(view: RenderableType, width: int = _WIDTH) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().splitlines())
 
 
-def html_text(view: RenderableType, width: int = _WIDTH) -> str:
+def html_text(view: RenderableType) -> str:
     """A view as HTML, in the colours of the page that it stands on."""
-    console = Console(file=io.StringIO(), width=width, record=True, force_jupyter=False)
+    console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
     console.print(view)
     return console.export_html(inline_styles=True, code_format=_HTML)
 

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 _MOST = 2**53  # whole numbers beyond are none of ours: floats, and so JSON of other programs, do not hold them
 
@@ -66,7 +66,7 @@ def checked(value: T, kind: Any, where: str) -> T:
     {'x': [1, 2]}
     """
     with _placed(where):
-        _checker(kind)(value)
+        _reader(kind, False)(value)
     return value
 
 
@@ -92,9 +92,8 @@ def built(kind: type[T], data: Any, where: str) -> T:
     """
     wanted: Any = kind
     with _placed(where):
-        value: T = _builder(wanted)(data)
-        _checker(wanted)(value)
-    return value
+        value = _reader(wanted, True)(data)
+    return cast(T, value)
 
 
 @contextmanager
@@ -114,8 +113,7 @@ class _Misfit(Exception):
         self.fault = fault or f"is {_shown(value)} but must be {wanted}"
 
 
-Checker = Callable[[Any], None]
-Builder = Callable[[Any], Any]
+Reader = Callable[[Any], object]
 
 
 def _shown(value: Any) -> str:
@@ -124,26 +122,28 @@ def _shown(value: Any) -> str:
 
 
 @cache
-def _checker(kind: Any) -> Checker:
+def _reader(kind: Any, builds: bool) -> Reader:
+    """Gives a value of a type back, and refuses any other; where it builds, one that is made from plain data."""
     origin, args = get_origin(kind), get_args(kind)
     if kind is Any or kind is object:
-        return lambda value: None
+        return lambda value: value
     if origin is Annotated and MADE in args:
         return _only(lambda value: isinstance(value, args[0]), f"a {args[0].__name__}")
     if origin is Annotated:
-        return _bounded(_checker(args[0]), next(a for a in args[1:] if isinstance(a, Between)))
+        return _bounded(_reader(args[0], builds), next(a for a in args[1:] if isinstance(a, Between)))
     if origin is Literal:
         return _only(lambda value: value in args, f"one of {', '.join(map(str, args))}")
     if origin in (Union, UnionType):
-        return _any_of([_checker(arg) for arg in args])
+        return _any_of([_reader(arg, builds) for arg in args])
     if origin is tuple and args[-1] is not Ellipsis:
-        return _row([_checker(arg) for arg in args])
+        return _row([_reader(arg, builds) for arg in args], builds)
     if origin in (tuple, list, Sequence):
-        return _many(_checker(args[0]))
+        is_built = builds and origin is tuple
+        return _many(_reader(args[0], is_built), is_built)
     if origin in (dict, Mapping):
-        return _table(_checker(args[1]))
+        return _table(_reader(args[1], False))
     if is_dataclass(kind):
-        return _record(kind)
+        return _record(kind, builds)
     if getattr(origin, "__name__", "") == "NDArray":  # an alias with a name of its own in later versions of NumPy
         return _array(args[0])
     if getattr(origin, "__name__", "") == "ndarray":
@@ -151,12 +151,13 @@ def _checker(kind: Any) -> Checker:
     return _PLAIN[kind]
 
 
-def _only(fits: Callable[[Any], bool], wanted: str) -> Checker:
-    def check(value: Any) -> None:
+def _only(fits: Callable[[Any], bool], wanted: str) -> Reader:
+    def read(value: Any) -> object:
         if not fits(value):
             raise _Misfit(value, wanted)
+        return value
 
-    return check
+    return read
 
 
 def _is_int(value: Any) -> bool:
@@ -167,7 +168,7 @@ def _is_number(value: Any) -> bool:
     return _is_int(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-_PLAIN: dict[Any, Checker] = {
+_PLAIN: dict[Any, Reader] = {
     int: _only(_is_int, "a whole number"),
     float: _only(_is_number, "a finite number"),
     str: _only(lambda value: isinstance(value, str), "text"),
@@ -178,164 +179,121 @@ _PLAIN: dict[Any, Checker] = {
 }
 
 
-def _bounded(inner: Checker, bounds: Between) -> Checker:
-    def check(value: Any) -> None:
-        inner(value)
-        if not bounds.least <= value <= bounds.most:
+def _bounded(inner: Callable[[Any], Any], bounds: Between) -> Reader:
+    def read(value: Any) -> object:
+        number = inner(value)
+        if not bounds.least <= number <= bounds.most:
             most = f" and at most {bounds.most:g}" if bounds.most < _MOST else ""
             raise _Misfit(value, f"at least {bounds.least:g}{most}")
+        return number
 
-    return check
+    return read
 
 
-def _any_of(inner: list[Checker]) -> Checker:
-    def check(value: Any) -> None:
+def _any_of(inner: list[Reader]) -> Reader:
+    def read(value: Any) -> object:
         wanted = []
         for one in inner:
             try:
                 return one(value)
             except _Misfit as misfit:
-                if misfit.path:
+                if misfit.path or not misfit.wanted:  # it is of this type, but for what is inside
                     raise
                 wanted.append(misfit.wanted)
         raise _Misfit(value, " or ".join(wanted))
 
-    return check
+    return read
 
 
-def _many(inner: Checker) -> Checker:
-    def check(value: Any) -> None:
+def _many(inner: Reader, builds: bool) -> Reader:
+    def read(value: Any) -> object:
         if not isinstance(value, list | tuple):
             raise _Misfit(value, "a list")
-        for place, item in enumerate(value):
-            _within(inner, item, f"[{place}]")
+        items = [_within(inner, item, f"[{place}]") for place, item in enumerate(value)]
+        return tuple(items) if builds else value
 
-    return check
+    return read
 
 
-def _row(inner: list[Checker]) -> Checker:
-    def check(value: Any) -> None:
+def _row(inner: list[Reader], builds: bool) -> Reader:
+    def read(value: Any) -> object:
         if not isinstance(value, list | tuple) or len(value) != len(inner):
             raise _Misfit(value, f"a list of {len(inner)}")
-        for place, (one, item) in enumerate(zip(inner, value, strict=True)):
-            _within(one, item, f"[{place}]")
+        pairs = enumerate(zip(inner, value, strict=True))
+        items = [_within(one, item, f"[{place}]") for place, (one, item) in pairs]
+        return tuple(items) if builds else value
 
-    return check
+    return read
 
 
-def _table(inner: Checker) -> Checker:
-    def check(value: Any) -> None:
+def _table(inner: Reader) -> Reader:
+    def read(value: Any) -> object:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise _Misfit(value, "a table")
         for key, item in value.items():
             _within(inner, item, f"[{key!r}]")
+        return value
 
-    return check
+    return read
 
 
-def _record(kind: Any) -> Checker:
+def _record(kind: Any, builds: bool) -> Reader:
     """An instance of a dataclass, each of whose fields is of its type; it may hold others of its kind."""
 
     @cache
-    def inner() -> list[tuple[str, Checker]]:
+    def inner(builds: bool) -> dict[str, Reader]:
         hints = get_type_hints(kind, include_extras=True)
-        return [(field.name, _checker(hints[field.name])) for field in fields(kind)]
+        return {field.name: _reader(hints[field.name], builds) for field in fields(kind)}
 
-    def check(value: Any) -> None:
-        if not isinstance(value, kind):
+    def read(value: Any) -> object:
+        if isinstance(value, kind):
+            for name, one in inner(False).items():
+                _within(one, getattr(value, name), f".{name}")
+            return value
+        if not builds or value is None:
             raise _Misfit(value, f"a {kind.__name__}")
-        for name, one in inner():
-            _within(one, getattr(value, name), f".{name}")
+        entries = _as_table(kind, value).items()
+        return kind(**{name: _within(inner(True)[name], item, f".{name}") for name, item in entries})
 
-    return check
+    return read
 
 
-def _array(scalar: Any) -> Checker:
+def _as_table(kind: Any, value: Any) -> Mapping[str, Any]:
+    """The entries for a dataclass of a table, or of a list in the order of its fields: none unknown, none missing."""
+    names = [field.name for field in fields(kind) if field.init]
+    if isinstance(value, list | tuple) and len(value) <= len(names):
+        value = dict(zip(names, value, strict=False))
+    if not isinstance(value, Mapping):
+        raise _Misfit(value, "a table")
+    for name in value:
+        if name not in names:
+            close = get_close_matches(str(name), names, n=1)
+            nearest = f"; the nearest is {close[0]!r}" if close else ""
+            raise _Misfit(value, "", f"has an entry {_shown(name)}, which is none of {', '.join(names)}{nearest}")
+    for field in fields(kind):
+        if field.init and field.default is MISSING and field.default_factory is MISSING and field.name not in value:
+            misfit = _Misfit(value, "", "is missing")
+            misfit.path = f".{field.name}"
+            raise misfit
+    return value
+
+
+def _array(scalar: Any) -> Reader:
     import numpy as np  # here, so that a plan is read and printed without it
 
     wanted = np.dtype(scalar)
 
-    def check(value: Any) -> None:
+    def read(value: Any) -> object:
         if not isinstance(value, np.ndarray) or value.dtype != wanted:
             raise _Misfit(value, f"an array of {wanted}")
         if wanted.kind == "f" and np.isnan(value).any():
             raise _Misfit(value, "an array of numbers")
+        return value
 
-    return check
-
-
-@cache
-def _builder(kind: Any) -> Builder:
-    """Makes what `_checker` checks; what it cannot be made of stays, for the checker to refuse."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Annotated and MADE not in args:
-        return _builder(args[0])
-    if origin in (Union, UnionType):
-        inner = [_builder(arg) for arg in args if arg is not NoneType]
-        return inner[0] if len(inner) == 1 else _same
-    if origin is tuple and args[-1] is not Ellipsis:
-        return _built_row([_builder(arg) for arg in args])
-    if origin is tuple:
-        return _built_items(_builder(args[0]))
-    if is_dataclass(kind):
-        return _built_record(kind)
-    return _same
+    return read
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _built_items(inner: Builder) -> Builder:
-    def build(value: Any) -> Any:
-        if not isinstance(value, list | tuple):
-            return value
-        return tuple(_within(inner, item, f"[{place}]") for place, item in enumerate(value))
-
-    return build
-
-
-def _built_row(inner: list[Builder]) -> Builder:
-    def build(value: Any) -> Any:
-        if not isinstance(value, list | tuple) or len(value) != len(inner):
-            return value
-        return tuple(_within(one, item, f"[{n}]") for n, (one, item) in enumerate(zip(inner, value, strict=True)))
-
-    return build
-
-
-def _built_record(kind: Any) -> Builder:
-    @cache
-    def inner() -> dict[str, Builder]:
-        hints = get_type_hints(kind, include_extras=True)
-        return {field.name: _builder(hints[field.name]) for field in fields(kind) if field.init}
-
-    needed = [f.name for f in fields(kind) if f.init and f.default is MISSING and f.default_factory is MISSING]
-
-    def build(value: Any) -> Any:
-        if isinstance(value, kind) or value is None:
-            return value
-        if isinstance(value, list | tuple) and len(value) <= len(inner()):
-            value = dict(zip(inner(), value, strict=False))
-        if not isinstance(value, Mapping):
-            raise _Misfit(value, "a table")
-        for name in value:
-            if name not in inner():
-                close = get_close_matches(str(name), inner(), n=1)
-                nearest = f"; the nearest is {close[0]!r}" if close else ""
-                raise _Misfit(value, "", f"has an entry {_shown(name)}, which is none of {', '.join(inner())}{nearest}")
-        for name in needed:
-            if name not in value:
-                misfit = _Misfit(value, "", "is missing")
-                misfit.path = f".{name}"
-                raise misfit
-        fields_built = {name: _within(inner()[name], item, f".{name}") for name, item in value.items()}
-        return kind(**fields_built)
-
-    return build
-
-
-def _within(step_into: Callable[[Any], T], value: Any, step: str) -> T:
+def _within(step_into: Reader, value: Any, step: str) -> object:
     try:
         return step_into(value)
     except _Misfit as misfit:

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-MODULES = ("abstract", "chip", "clusters", "load", "lookup", "torus")
+MODULES = ("chip", "clusters", "collectives", "load", "lookup", "torus")
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -10,6 +10,8 @@ from meshwright.console import Printed, Table
 from meshwright.graph import FORWARD, Graph
 from meshwright.units import format_seconds
 
+_MOST_LIKE = 3  # occurrences that a line names
+
 
 @dataclass(frozen=True, repr=False)
 class Blocks(Printed):
@@ -90,11 +92,11 @@ def _sequence_line(segment: Segment) -> str:
     return f"{text}; {likeness(segment)}" if others else text
 
 
-def likeness(segment: Segment, limit: int = 3) -> str:
+def likeness(segment: Segment) -> str:
     """Which blocks repeat others: ``blocks 14–22 like 0–8``."""
     first, *others = segment.block_numbers
-    shown = ", ".join(_range(numbers) for numbers in others[:limit])
-    more = f" and {len(others) - limit} more" if len(others) > limit else ""
+    shown = ", ".join(_range(numbers) for numbers in others[:_MOST_LIKE])
+    more = f" and {len(others) - _MOST_LIKE} more" if len(others) > _MOST_LIKE else ""
     plural = "blocks" if len(others) > 1 or len(first) > 1 else "block"
     return f"{plural} {shown}{more} like {_range(first)}"
 

@@ -9,13 +9,14 @@ from meshwright.solver.model.model import Model
 from meshwright.solver.reductions.reduce import Reduced, WayBack, reduce_model
 from meshwright.solver.tuning import TUNING, Tuning
 
+_SWEEPS = 2  # in each round
+
 
 def decimate(
     model: Model,
     prices: np.ndarray,
     deadline: Deadline,
     part: float = 0.005,
-    sweeps: int = 2,
     seed: int = 0,
     tuning: Tuning = TUNING,
 ):
@@ -31,9 +32,9 @@ def decimate(
     step = part
     while model.num_nodes and not deadline.is_over:
         dual = Dual(model, prices=prices)
-        dual.converge(sweeps, 1e-9, deadline)
+        dual.converge(_SWEEPS, 1e-9, deadline)
         if len(model.cap) and prices.any():
-            ascend_prices(dual, dual.bound + 0.01 * abs(dual.bound), sweeps, deadline, tuning=tuning)
+            ascend_prices(dual, dual.bound + 0.01 * abs(dual.bound), _SWEEPS, deadline, tuning=tuning)
             prices = dual.prices
         model = reparametrised(dual)
         count = max(1, int(step * model.num_nodes)) if model.num_nodes > 40 else 1

@@ -1,4 +1,4 @@
-"""Cases of sorting and selection."""
+"""Cases of sorting, selection and cumulative operations."""
 
 from functools import partial
 
@@ -6,6 +6,14 @@ from jax import lax
 
 from ..contract import Case
 from . import Builder, Sizes
+
+FUNCTIONS = {
+    "cumsum": lax.cumsum,
+    "cumprod": lax.cumprod,
+    "cummax": lax.cummax,
+    "cummin": lax.cummin,
+    "cumlogsumexp": lax.cumlogsumexp,
+}
 
 
 def keys_alone(size: Sizes) -> Case:
@@ -29,10 +37,24 @@ def nearly_best(size: Sizes) -> Case:
     return Case(partial(lax.approx_max_k, k=2, reduction_dimension=1), [size.unit(size(), 6, size())])
 
 
+def _middle(function) -> Builder:
+    def middle(size: Sizes) -> Case:
+        return Case(partial(function, axis=1), [size.unit(*size.shape(3))])
+
+    return middle
+
+
+def reverse(size: Sizes) -> Case:
+    return Case(partial(lax.cumsum, axis=0, reverse=True), [size.floats(*size.shape(2))])
+
+
 CASES: list[tuple[str, Builder]] = [
     ("sort", keys_alone),
     ("sort", keys_with_values),
     ("top_k", best_experts),
     ("top_k", best_of_first_dim),
     ("approx_top_k", nearly_best),
+    ("cumsum", reverse),
 ]
+
+ALIKE: list[tuple[str, Builder]] = [(name, _middle(function)) for name, function in FUNCTIONS.items()]

@@ -52,10 +52,9 @@ class PipelineSearch:
         catalogue: Catalogue,
         flow: Flow,
         say: Callable[[str], None],
-        beat_s: float = np.inf,
         budget: Budget | None = None,
     ):
-        self.catalogue, self.flow, self.say, self.beat_s = catalogue, flow, say, beat_s
+        self.catalogue, self.flow, self.say, self.beat_s = catalogue, flow, say, np.inf
         self.budget, self._is_cut = budget or Budget(), False
         layers, forward = catalogue.layers, flow.forward
         self._forward = layers.gather(layers.places.unit[forward], flow.flops[forward])

@@ -63,7 +63,7 @@ def round_of(num_held: int, solution: Solution) -> Round:
     return Round(num_held, solution.status.value, progress, solution.seconds)
 
 
-def least_memory(priced: Priced, tuning: ViewTuning = VIEW_TUNING) -> tuple[NDArray[np.int64], int]:
+def least_memory(priced: Priced) -> tuple[NDArray[np.int64], int]:
     """A choice by which memory costs more than time, at every moment at which such a choice peaks; and its peak."""
     least = priced.memory.least()
     # The most expensive strategies, since on an abstract mesh the cheapest are free.
@@ -71,7 +71,7 @@ def least_memory(priced: Priced, tuning: ViewTuning = VIEW_TUNING) -> tuple[NDAr
     rate = _EXPENSIVE * sum(n * cost for n, cost in zip(priced.copies, most, strict=True))
     byte_prices = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
     found: list[tuple[NDArray[np.int64], int]] = []
-    for _ in range(tuning.max_rounds):
+    for _ in range(VIEW_TUNING.max_rounds):
         *_, solution = solves(begin(priced.problem({}, None, byte_prices=byte_prices)))
         choice = solution.choice
         assert choice is not None

@@ -212,10 +212,10 @@ class BranchAndBound:
         )
         return part.whole(repaired_found(part.dual, found, tuning=self.tuning))
 
-    def best_first(self, dual: Dual, goal: float, alive: np.ndarray | None = None) -> Closed:
-        """Searches all choices cheaper than the goal (of states that are alive), the least bound first."""
+    def best_first(self, dual: Dual, goal: float) -> Closed:
+        """Searches all choices cheaper than the goal, the least bound first."""
         best, count = Closed(None, np.inf, goal), 0
-        parts: list[tuple[float, int, Part, np.ndarray | None]] = [(dual.bound, 0, Part(dual), alive)]
+        parts: list[tuple[float, int, Part, np.ndarray | None]] = [(dual.bound, 0, Part(dual), None)]
         while parts and not (count and self.deadline.is_over):
             bound, _, part, alive = parts[0]
             if bound >= min(best.cost, goal):

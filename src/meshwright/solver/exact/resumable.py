@@ -22,7 +22,6 @@ def close(
     model: Model,
     cutoff: float = np.inf,
     prices: np.ndarray | None = None,
-    known: np.ndarray | None = None,
     deadline: Deadline = NEVER,
 ) -> Closed:
     """Finds the cheapest choice below the cutoff, or proves that there is none (then bound = cutoff).
@@ -32,17 +31,17 @@ def close(
         model: The model.
         cutoff: Choices that cost as much do not matter.
         prices: Prices of memory to begin with.
-        known: A choice that costs the cutoff, to begin with where nothing cheaper is soon found.
         deadline: When to stop.
     """
-    return ResumableSolve(options, model, cutoff, prices, known).resume(deadline)
+    return ResumableSolve(options, model, cutoff, prices).resume(deadline)
 
 
 class ResumableSolve:
     """A model on the way to its cheapest choice, which may be left and resumed.
 
     Args:
-        options, model, cutoff, prices, known: As in `close`.
+        options, model, cutoff, prices: As in `close`.
+        known: A choice that costs the cutoff, to begin with where nothing cheaper is soon found.
         offset: What the model leaves out of the cost.
     """
 

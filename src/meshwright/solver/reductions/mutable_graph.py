@@ -6,7 +6,6 @@ import numpy as np
 
 from meshwright.jit import inline, kernel, place
 from meshwright.solver.model.model import Model, read_only
-from meshwright.solver.reductions import numpy_matrices
 
 # Places in Work.used.
 EDGES, MATS, ROWS, USAGES, UNDOS, RECORDS, QUEUED, HEAD, STATUS = range(9)
@@ -297,7 +296,7 @@ def shrink(work, u):
         work.used[STATUS] = INFEASIBLE
 
 
-@inline(plain=numpy_matrices.shrink_lists)
+@inline
 def _shrink_lists(work, u, old):
     """Shrinks a node's costs, labels and rows; returns how many states it has then."""
     new = compact(work.cost, work.off[u], work.keep, old)
@@ -309,7 +308,7 @@ def _shrink_lists(work, u, old):
     return new
 
 
-@inline(plain=numpy_matrices.shrink_matrix)
+@inline
 def _shrink_matrix(work, h, old):
     """Shrinks the matrix of a half-edge by the states of its own node."""
     begin = work.eoff[h >> 1]

@@ -1,7 +1,7 @@
 """What the reductions spend their time on, in NumPy: run where kernels are interpreted, with the same results.
 
-Each function does what the one of the same name does in `matrices.py`, `rules.py` or `work.py`, and says nothing of its
-own about why. What is only scratch afterwards is not written.
+Each function does what the one of the same name does in `edge_matrices.py` or `rules.py`, and says nothing of its own
+about why. What is only scratch afterwards is not written.
 """
 
 import numpy as np
@@ -69,24 +69,6 @@ def minimise_over(work, u, h, g, begin, table):
         best[better] = labels[s]
     work.mat[begin : begin + size] = least.ravel()
     work.undo[table : table + size] = best.ravel()
-
-
-def shrink_lists(work, u, old):
-    keep = work.keep[:old] != 0
-    new = np.count_nonzero(keep)
-    for pool in (work.cost, work.label):
-        pool[work.off[u] : work.off[u] + new] = pool[work.off[u] : work.off[u] + old][keep]
-    r = work.rhead[u]
-    while r >= 0:
-        work.usage[work.roff[r] : work.roff[r] + new] = work.usage[work.roff[r] : work.roff[r] + old][keep]
-        r = work.rnext[r]
-    return new
-
-
-def shrink_matrix(work, h, old):
-    matrix = _matrix(work, h)[work.keep[:old] != 0]
-    begin = work.eoff[h >> 1]
-    work.mat[begin : begin + matrix.size] = (matrix if h & 1 == 0 else matrix.T).ravel()
 
 
 def _matrix(work, h):
