@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from meshwright import background_compile
+from meshwright.jit import beside
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -17,45 +17,45 @@ def started(monkeypatch):
     popen = subprocess.Popen
 
     def start(command, **options):
-        commands.append([*command, options["env"][background_compile._SWITCH]])
+        commands.append([*command, options["env"][beside._SWITCH]])
         return popen(SLEEP)
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(background_compile, "_started", [])
+    monkeypatch.setattr(beside, "_started", [])
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setenv(background_compile._SWITCH, "1")
+    monkeypatch.setenv(beside._SWITCH, "1")
     yield commands
-    background_compile._stop()
+    beside._stop()
 
 
 def test_one_process_is_started_and_ends_with_this_one(started):
-    background_compile.start()
-    background_compile.start()
+    beside.start()
+    beside.start()
     assert started == [[sys.executable, "-m", "meshwright.warm", "--beside", "0"]]
-    (process,) = background_compile._started
+    (process,) = beside._started
     assert process.poll() is None
-    background_compile._stop()
+    beside._stop()
     assert process.poll() is not None
 
 
 def test_none_is_started_where_it_is_not_wanted_or_there_is_one_core(started, monkeypatch):
-    monkeypatch.setenv(background_compile._SWITCH, "0")
-    background_compile.start()
-    monkeypatch.setenv(background_compile._SWITCH, "1")
+    monkeypatch.setenv(beside._SWITCH, "0")
+    beside.start()
+    monkeypatch.setenv(beside._SWITCH, "1")
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    background_compile.start()
+    beside.start()
     assert started == []
 
 
 def test_a_kernel_is_compiled_by_one_process_at_a_time(tmp_path):
     path = tmp_path / "kernel.lock"
-    with background_compile.claimed(path) as mine:
+    with beside.claimed(path) as mine:
         assert mine
-        with background_compile.claimed(path, patient=False) as theirs:
+        with beside.claimed(path, patient=False) as theirs:
             assert not theirs
-    with background_compile.claimed(path, patient=False) as theirs:
+    with beside.claimed(path, patient=False) as theirs:
         assert theirs
-    with background_compile.claimed(tmp_path / "gone" / "kernel.lock") as mine:
+    with beside.claimed(tmp_path / "gone" / "kernel.lock") as mine:
         assert mine
 
 

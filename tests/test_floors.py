@@ -12,8 +12,8 @@ ROOT = Path(meshwright.__file__).parent
 #: From the ground up; what stands on one line may be imported by every line below it.
 FLOORS = (
     "errors names units lazy",
-    "schema output scratch console fallback jit background_compile progress",
-    "jax_versions jax_compat jax_kernels jax_devices",
+    "schema output scratch console fallback jit progress",
+    "jax_compat jax_devices",
     "hardware",
     "rules",
     "strategy",

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from meshwright.jax_compat import is_key_dtype
-from meshwright.jax_versions import private
+from meshwright.jax_compat.versions import private
 
 clusters = private("jax._src.clusters", "ClusterEnv")
 compiler = private("jax._src.compiler", "get_compile_options")

@@ -16,8 +16,8 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
-from meshwright.background_compile import claimed
 from meshwright.jit import Needed, noting
+from meshwright.jit.beside import claimed
 from meshwright.solver.warm import reach_kernels
 
 

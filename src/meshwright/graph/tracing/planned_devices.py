@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import jax
 
-from meshwright import jax_kernels
 from meshwright.hardware import Chip, Cluster
+from meshwright.jax_compat.kernels import choosing, imitating, platform_at_hand
 
 # JAX's names of the platforms of each maker's chips, the name that devices have first. XLA's own names follow.
 _PLATFORMS = {"NVIDIA": ("gpu", "cuda"), "AMD": ("gpu", "rocm"), "Google": ("tpu",)}
@@ -34,8 +34,8 @@ def traced_for(cluster: Cluster | None) -> Iterator[None]:
         { lambda ; a:i32[]. let b:i32[] = mul a 16:i32[] in (b,) }
     """
     client = _client(cluster)
-    platforms = (jax_kernels.platform_at_hand(),) if client is None else client.platforms
-    with jax_kernels.choosing(platforms), jax_kernels.imitating(client):
+    platforms = (platform_at_hand(),) if client is None else client.platforms
+    with choosing(platforms), imitating(client):
         yield
 
 

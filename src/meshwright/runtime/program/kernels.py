@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 from jax.sharding import Mesh as DeviceMesh
 
-from meshwright import jax_compat, jax_kernels
+from meshwright import jax_compat
 from meshwright.errors import ShardingError
 from meshwright.graph.tracing.flatten import signature_of
+from meshwright.jax_compat.kernels import has_kernel, kernel_params
 from meshwright.plans.plan import OpPlan, partition_spec
 from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.base import REDUCING
@@ -123,7 +124,7 @@ def pallas_params(eqn: Any, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
             sizes[axis] = size // block
     if any(tuple(shape) != old for shape, old in zip(shapes[: grid.num_whole], before, strict=False)):
         raise _cannot_split(op, 0, 0)
-    return jax_kernels.kernel_params(eqn, sizes, arrays)
+    return kernel_params(eqn, sizes, arrays)
 
 
 def _cannot_split(op: Any, array: int, dim: int) -> ShardingError:
@@ -142,7 +143,7 @@ def check_platform(eqn: Any, platform: str) -> None:
     Raises:
         ShardingError: It is written for other devices.
     """
-    if jax_kernels.has_kernel(eqn, platform):
+    if has_kernel(eqn, platform):
         return
     op, line = signature_of(eqn), jax_compat.source_line(eqn)
     line = f" ({line})" if line else ""

@@ -6,8 +6,9 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import Mesh as DeviceMesh
 from jax.sharding import NamedSharding
 
-from meshwright import jax_compat, jax_kernels
+from meshwright import jax_compat
 from meshwright.errors import ShardingError
+from meshwright.jax_compat.kernels import params_without_mesh
 
 _SHARDINGS = ("out_sharding", "sharding", "dst_sharding")  # parameters that hold the sharding of a result
 
@@ -38,7 +39,7 @@ def on_devices(eqn: Any, mesh: DeviceMesh | None) -> JaxprEqn:
     elif eqn.ctx.cur_abstract_mesh.empty:
         return eqn
     elif eqn.primitive.name == "pallas_call":
-        params = jax_kernels.params_without_mesh(eqn)
+        params = params_without_mesh(eqn)
     return eqn.replace(params=params, ctx=jax_compat.context_without_mesh(eqn.ctx))
 
 

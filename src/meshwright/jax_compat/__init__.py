@@ -1,6 +1,6 @@
 """Private or unstable JAX of programs and arrays: what differs in 0.10 to 0.12 is hidden here.
 
-Only this file, `jax_kernels.py` and `jax_devices.py` touch private JAX.
+Only this folder and `jax_devices.py` touch private JAX.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex_core
 
-from meshwright.jax_versions import private, warn_of_newer
+from meshwright.jax_compat.versions import private, warn_of_newer
 
 core = private("jax._src.core", "JaxprEqnContext", "Var", "trace_state_clean")
 debugging = private("jax._src.debugging", "OrderedDebugEffect")

@@ -29,7 +29,7 @@ def start() -> None:
     wanted = os.environ.get(_SWITCH, "1") != "0" and (os.cpu_count() or 1) > 1
     if _started or fcntl is None or not wanted or not sys.executable:
         return
-    source = str(Path(__file__).parents[1])
+    source = str(Path(__file__).parents[2])
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = {**os.environ, "PYTHONPATH": path, _SWITCH: "0"}
     nothing = subprocess.DEVNULL

@@ -1,6 +1,6 @@
 """Private JAX of fused kernels: the devices that they ask for, where they run, and how a part of one is made.
 
-With `jax_compat.py`, whose rules hold here, the only file that touches private or unstable JAX.
+The rules of its folder hold here: with `jax_devices.py`, it is all that touches private or unstable JAX.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from meshwright import jax_compat
-from meshwright.jax_versions import private
+from meshwright.jax_compat.versions import private
 
 core = private("jax._src.core", "EvalTrace", "Jaxpr", "trace_state_clean")
 conditionals = private("jax._src.lax.control_flow.conditionals", "platform_index_p")

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright import background_compile
+from meshwright.jit import beside
 
 # Infinities are legal values in every kernel (impossible pairs), NaN never occurs: so nnan is set, not ninf. No flag
 # may change the rounding, which has to be that of the interpreter.
@@ -197,8 +197,8 @@ class Kernel:
             if waits and _num_elements(args) <= _MOST_ELEMENTS:
                 return self._interpret(*args)
             if not self.is_kept:
-                background_compile.start()
-            with compiling.making(self), background_compile.claimed(self.lock_path):
+                beside.start()
+            with compiling.making(self), beside.claimed(self.lock_path):
                 self.machine_code.compile(self._types(args))
         return self.machine_code(*args)
 
@@ -238,7 +238,7 @@ class Needed:
 
     def compile(self) -> None:
         """Compiles it to disk, unless that is done or another process is doing it."""
-        with background_compile.claimed(self.kernel.lock_path, patient=False) as free:
+        with beside.claimed(self.kernel.lock_path, patient=False) as free:
             if free:
                 self.kernel.machine_code.compile(self.types)
 
