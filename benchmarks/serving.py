@@ -2,7 +2,7 @@
 
     python benchmarks/serving.py                       # all parts; on an H200 about four minutes
     python benchmarks/serving.py --part decode --batches 64 --cudnn
-    python benchmarks/serving.py --slots 384 --part throughput
+    python benchmarks/serving.py --slots 384 --part throughput --chunk 1024 --max-len 2048
     python benchmarks/serving.py --cache-dtype int8 --batches 64 256
     python benchmarks/serving.py --model llama-tiny --slots 8 --context 24 --chunk 32 --max-len 64   # tries it on a CPU
 
@@ -37,7 +37,7 @@ import meshwright as mw
 from meshwright import zoo
 from meshwright.serving.engine import Engine, Placement
 from meshwright.serving.engine.programs import Programs
-from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape, TritonCache
+from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape, TritonCache, join_products
 from meshwright.serving.promised import step_prices
 from meshwright.serving.requests import Sampling
 from meshwright.serving.scheduling import Limits
@@ -78,7 +78,8 @@ def agreement(report, kernel, stored):
         options = {"layers": 2, "hidden": 512, "heads": 4, "kv_heads": 2, "ffn": 512, "vocab": 512, "window": window}
         config = zoo.build("llama-tiny", seq=128, **options).config
         slots = SlotCache((1, 3), 128, config.dtype)
-        cache = TritonCache((4,), 128, config.dtype) if kernel else SlotCache((1, 3), 128, stored or config.dtype)
+        banks_of = (TritonCache, (4,)) if kernel else (SlotCache, (1, 3))
+        cache = banks_of[0](banks_of[1], 128, stored or config.dtype)
         kernels = Decoder.of(config, cache)
         plain = Decoder.of(replace(config, attention="plain"), slots)
         params = random_params(kernels)
@@ -352,6 +353,8 @@ def throughput(engine, report, length):
         tokens_in=length,
         tokens_out=length,
         slots=slots,
+        cache=engine._programs.decoder.cache.dtype,
+        chunk=engine.limits.chunk,
         seconds=now - start,
         tokens_per_s=(two.tokens_out - one.tokens_out) / (now - start),
         prompt_tokens_per_s=(two.tokens_in - one.tokens_in) / (now - start),
@@ -374,7 +377,7 @@ def main():
     )
     parser.add_argument("--model", default="llama3-8b")
     parser.add_argument("--cudnn", action="store_true", help="mix by cuDNN's kernel, not `serving/models/triton.py`")
-    parser.add_argument("--cache-dtype", choices=("int8", "float8"), help="of 8 bits, with cuDNN's kernel")
+    parser.add_argument("--cache-dtype", choices=("int8", "float8"), help="of 8 bits")
     parser.add_argument("--layers", type=int, help="fewer than the model has")
     parser.add_argument("--slots", type=int, default=256)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 64, 256])
@@ -389,7 +392,7 @@ def main():
     report = Report(options.out)
     device = jax.devices()[0]
     report(part="machine", device=device.device_kind, jax=jax.__version__, model=options.model)
-    kernel = not (options.cudnn or options.cache_dtype)
+    kernel = not options.cudnn
     if options.part == "agreement":
         agreement(report, kernel, options.cache_dtype)
         return
@@ -397,7 +400,7 @@ def main():
     config = zoo.build(options.model, seq=options.max_len, **layers).config
     of_banks = (options.slots,) if kernel else banks(options.slots)
     cache = (TritonCache if kernel else SlotCache)(of_banks, options.max_len, options.cache_dtype or config.dtype)
-    params = random_params(Decoder.of(config, cache))
+    params = join_products(random_params(Decoder.of(config, cache)))
     if options.part == "variants":
         variants(config, params, report, options)
         return

@@ -35,7 +35,13 @@ HEADS = {
     "gemma-7b": (16, 16, 256),
     "llama2-7b": (32, 32, 128),
 }
-OTHERWISE = {"programs": (132, 264, 1024), "numbers": (4096, 16384), "warps": (2, 8), "stages": (2, 4)}
+OTHERWISE = {
+    "programs": (132, 264, 1024),
+    "numbers": (4096, 16384),
+    "warps": (2, 8),
+    "stages": (2, 4),
+    "heads_first": (True,),
+}
 MOST_BYTES = 12e9
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from serving import kernel_times, random_params, timed
 
 from meshwright import zoo
-from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape
+from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape, join_products
 from meshwright.serving.models.attention import Scoring, attend_last
 from meshwright.serving.models.sampling import draw
 from meshwright.serving.models.triton import TritonCache
@@ -72,20 +72,27 @@ WAYS = {
     "products only": Products,
     "scores written out": WrittenOut,
     "kernel": TritonCache,
+    "kernel, single products": TritonCache,
+    "kernel, int8": TritonCache,
+    "kernel, float8": TritonCache,
 }
 
 
 def step_of(config, params, way, shape, batch, options, small_head=False):
     """A compiled step as a function without arguments; its cache is its own, and `batch` of its rows are sequences."""
     slots = max(shape.rows, 1)
-    cache = WAYS[way]((slots,), options.max_len, config.dtype)
+    stored = way.removeprefix("kernel, ") if way.endswith("8") else config.dtype
+    cache = WAYS[way]((slots,), options.max_len, stored)
     decoder = Decoder.of(config, cache)
-    own = {**params, "head": params["head"][: options.small_head]} if small_head else params
+    own = params["single" if way.endswith("single products") else "joined"]
+    own = {**own, "head": own["head"][: options.small_head]} if small_head else own
     kinds = decoder.arrays()
     packed = shape.packed(0)
     rows, prompts = shape.unpack(packed)
-    rows.at[:batch], rows.given[:batch] = options.context, 1
-    prompts.counts[:], prompts.slots[:] = shape.tokens, 0
+    rng = np.random.default_rng(0)  # tokens as they come: over equal ones products run at a higher clock
+    rows.at[:batch], rows.given[:batch] = options.context, rng.integers(0, config.vocab, batch)
+    prompts.tokens[:], prompts.counts[:] = rng.integers(0, config.vocab, prompts.tokens.shape), shape.tokens
+    prompts.slots[:] = 0
     last = jnp.zeros(slots, jnp.int32)
     function = jax.jit(partial(decoder.step, shape), donate_argnums=1)
     start = time.perf_counter()
@@ -123,7 +130,8 @@ def main():
             file.write(line + "\n")
 
     config = zoo.build(options.model, seq=options.max_len, layers=options.layers).config
-    params = random_params(Decoder.of(config, SlotCache((1,), options.max_len, config.dtype)))
+    single = random_params(Decoder.of(config, SlotCache((1,), options.max_len, config.dtype)))
+    params = {"single": single, "joined": join_products(jax.tree.map(lambda leaf: leaf, single))}
     report(machine=jax.devices()[0].device_kind, jax=jax.__version__, model=options.model, layers=options.layers)
     cases = []
     for batch in options.batches:
@@ -131,7 +139,7 @@ def main():
         cases += [(way, shape, batch, False) for way in WAYS] + [("as it is", shape, batch, True)]
     cases += [(way, StepShape(rows, 0, 0, False, 0), 1, False) for way in ("as it is", "kernel") for rows in (2, 8)]
     shape = StepShape(0, 1, options.chunk, True, 0)
-    ways = [way for way in WAYS if way not in ("scores written out", "kernel")]
+    ways = ("as it is", "no writes", "no attention", "products only", "kernel, single products")
     cases += [(way, shape, 1, False) for way in ways] + [("as it is", shape, 1, True)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = [
@@ -160,7 +168,7 @@ def main():
             report(way=f"draw {kind.name.lower()}", batch=batch, ms=1e3 * seconds)
     if jax.default_backend() == "gpu":
         for (way, shape, batch, small), one in zip(cases, made, strict=True):
-            if way in ("as it is", "kernel") and not small:
+            if way in ("kernel", "kernel, single products", "kernel, int8") and not small:
                 run, state, _ = one.result()
                 kernel_times(report, f"{way}: {batch} of {shape.rows} rows, {shape.tokens} tokens", run)
                 state.clear()

@@ -27,7 +27,7 @@ from meshwright.serving.arrangement import ReplicaGroup, arranged, shared_out, t
 from meshwright.serving.engine import Engine, Fleet, Placement
 from meshwright.serving.engine.placement import dealt
 from meshwright.serving.engine.stages import even_bounds
-from meshwright.serving.models import Decoder, StepShape
+from meshwright.serving.models import Decoder, StepShape, join_products
 from meshwright.serving.planning.plan_serving import plan_serving
 from meshwright.serving.planning.prices import StepPrices
 from meshwright.serving.planning.promise import Slo
@@ -298,6 +298,8 @@ def _engines(
             shardings,
         )
         params = replace(model, config=layout.decoder.config, like=like).params
+        if layout.devices == layout.stages == 1:
+            params = join_products(params)
         cache = layout.decoder.cache
         engine = Engine(model.config, params, layout.limits, cache, placements=places, eos=eos, on_progress=say)
         # Each stage works while the others do: for that there must be as many steps on their way as stages.

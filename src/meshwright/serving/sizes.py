@@ -143,7 +143,12 @@ def _slot_cache(config: Any, slots: int, max_len: int, devices: int, stored: str
     has not. Neither reads 8 bits: these are brought back to the model's type before.
     """
     head_dim = Decoder.of(config, PagedCache(1, 1, config.dtype)).head_dim
-    own = devices == 1 and config.attention != "plain" and has_kernel(stored, head_dim)
+    own = (
+        devices == 1
+        and stored not in EIGHT_BITS
+        and config.attention != "plain"
+        and has_kernel(config.dtype, stored, head_dim)
+    )
     return TritonCache((slots,), max_len, stored) if own else SlotCache(banks(slots), max_len, stored)
 
 

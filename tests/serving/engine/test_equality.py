@@ -6,6 +6,7 @@
 from functools import cache
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file
 
 import meshwright as mw
 from meshwright.serving.engine import Engine
-from meshwright.serving.models import PagedCache, SlotCache, TritonCache
+from meshwright.serving.models import PagedCache, SlotCache, TritonCache, join_products
 from meshwright.serving.requests import Sampling
 from meshwright.serving.scheduling import Limits
 
@@ -41,7 +42,8 @@ def texts(name):
 
 def paged(name, chunk=8, blocks=80, slots=4, block=4):
     limits = Limits(slots, block, blocks, chunk, chunk + slots, 100, LENGTH)
-    return Engine(model(name).config, model(name).params, limits, PagedCache(blocks, block, "float32"))
+    params = join_products(jax.tree.map(lambda leaf: leaf, model(name).params))  # a copy of the tree, not of its arrays
+    return Engine(model(name).config, params, limits, PagedCache(blocks, block, "float32"))
 
 
 def run(engine, prompts, sampling=GREEDY):

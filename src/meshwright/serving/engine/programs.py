@@ -189,7 +189,7 @@ class Programs:
     def _parts(self, shape: StepShape) -> list[StagePart]:
         step = partial(self.decoder.step, shape)
         if len(self._stages) == 1:
-            return [StagePart(tuple(range(len(jax.tree.leaves(self.decoder.params())))), 2, step)]
+            return [StagePart(tuple(range(len(jax.tree.leaves(self._params)))), 2, step)]
         packed = jax.ShapeDtypeStruct((shape.size,), jnp.int32)
         return cut(step, self.decoder.params(), self.decoder.arrays(), _types(self.last), packed, self._bounds)
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from meshwright.errors import ServingError
 from meshwright.serving.models.attention import Scoring, has_kernel
 from meshwright.serving.models.caches import Cache, SlotCache
+from meshwright.serving.models.joined import parts_of_products
 from meshwright.serving.models.work import Prompts, Running, StepShape
 from meshwright.zoo.layers import Array, PyTree
 
@@ -76,7 +77,7 @@ class Decoder:
 
         Args:
             shape: Its sizes.
-            params: The parameters.
+            params: The parameters, or what `join_products` makes of them.
             arrays: The cache.
             last: The token that was drawn last for each slot.
             packed: What to compute, as `StepShape.packed` and `StepShape.unpack` say.
@@ -95,7 +96,8 @@ class Decoder:
         family = import_module(type(self.config).__module__)
         # Padding may lie past the end of a table of positions; its scores are not looked at, but must be finite.
         positions = jnp.minimum(positions, self._most_positions() - 1)
-        scores = family.logits(self.config, params, tokens, positions, mix, wanted)[0]
+        parts = parts_of_products(params, self.kv_heads)
+        scores = family.logits(self.config, parts, tokens, positions, mix, wanted)[0]
         return mix.arrays, scores[: shape.rows], scores[shape.rows :]
 
     def copied(self, arrays: PyTree, pair: Array) -> PyTree:

@@ -3,11 +3,14 @@
 A program takes one sequence, one head of keys and one part of the context, so that a single long sequence fills the
 chip as well as hundreds of short ones; where there are several parts, a second small kernel joins them. The first part
 looks at the new token itself, which it has at hand, and writes it to the cache: no program reads what another writes.
-A row without a sequence costs next to nothing, so that slots need no order and a step no banks.
+A row without a sequence costs next to nothing, so that slots need no order and a step no banks. Of a cache in 8 bits
+the products are with the small numbers, and the scales of keys and values multiply scores and weights.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar
 
 import jax
@@ -17,12 +20,14 @@ from jax.experimental.pallas import triton
 
 from meshwright.serving.models.attention import Scoring
 from meshwright.serving.models.caches import Pair, SlotCache
+from meshwright.serving.models.eight_bits import EIGHT_BITS, kept, recovered
 from meshwright.serving.models.work import Running
 from meshwright.zoo.layers import Array, PyTree
 
 _LINES = 16  # the fewest rows of a matrix unit's product: the queries of a group are padded to them
 _MOST_PARTS = 32
-_CAPABILITY = 8.0  # of NVIDIA's chips: the first with products of bfloat16
+#: Of NVIDIA's chips: the first with products of bfloat16, and with numbers of 8 bits that are no integers.
+_CAPABILITY, _OF_FLOAT8 = 8.0, 8.9
 _LOG2_E = 1.4426950408889634  # powers of two are one instruction
 _LOWEST = -1e30  # of scores: what nobody looks at
 
@@ -36,12 +41,14 @@ class Tiling:
         numbers: Numbers of keys that a program loads together; all loads under way must fit into a processor's memory.
         warps: Warps of a program.
         stages: Loads of keys that are under way at once.
+        heads_first: Whether programs that run at the same time are of the heads of one sequence.
     """
 
     programs: int = 512
     numbers: int = 64 * 128
     warps: int = 4
     stages: int = 3
+    heads_first: bool = False
 
     def parts(self, sequences: int, blocks: int) -> int:
         """Into how many parts contexts of so many blocks of keys are cut, by the number of sequences and heads.
@@ -63,26 +70,35 @@ class TritonCache(SlotCache):
 
     def mix_rows(self, layer: PyTree, q: Array, new: Pair, rows: Running, options: Scoring) -> tuple[Array, PyTree]:
         on_cpu = jax.default_backend() == "cpu"  # which only tests are
-        mixed, bank = attend_and_keep(q, new, layer[0], rows.at, options, interpret=on_cpu)
+        stored = kept(self.dtype, new)
+        mixed, bank = attend_and_keep(q, stored, layer[0], rows.at, options, interpret=on_cpu)
         return mixed, (bank,)
 
 
-def has_kernel(dtype: str, head_dim: int) -> bool:
+def has_kernel(dtype: str, stored: str, head_dim: int) -> bool:
     """Whether this machine's GPU runs the kernel: its matrix units take 16 bits, sixteen numbers at the least."""
     gpu = jax.local_devices()[0]
     capability = float(getattr(gpu, "compute_capability", 0)) if gpu.platform == "gpu" else 0.0
-    return capability >= _CAPABILITY and dtype in ("bfloat16", "float16") and head_dim >= _LINES
+    least = _OF_FLOAT8 if stored == "float8" else _CAPABILITY
+    types = dtype in ("bfloat16", "float16") and stored in (dtype, *EIGHT_BITS)
+    return capability >= least and types and head_dim >= _LINES
 
 
 def attend_and_keep(
-    q: Array, new: Pair, cache: Pair, at: Array, options: Scoring, tiling: Tiling | None = None, interpret: bool = False
-) -> tuple[Array, Pair]:
+    q: Array,
+    new: Sequence[Array],
+    cache: Sequence[Array],
+    at: Array,
+    options: Scoring,
+    tiling: Tiling | None = None,
+    interpret: bool = False,
+) -> tuple[Array, tuple[Array, ...]]:
     """Attention of the last token of each sequence, which is written to the cache.
 
     Args:
         q: Queries, (rows, heads, head_dim).
-        new: Keys and values of the tokens, (rows, kv_heads, head_dim).
-        cache: Keys and values of at least as many slots, (slots, length, kv_heads, head_dim); a row is a slot.
+        new: Keys and values of the tokens, (rows, kv_heads, head_dim); in 8 bits with their scales, (rows, kv_heads).
+        cache: Those of at least as many slots, (slots, length, kv_heads, head_dim), likewise; a row is a slot.
         at: The position of each token, (rows,); -1 for a row without a sequence, of which nothing is written.
         options: What the layer says.
         tiling: How the kernel is cut up.
@@ -97,47 +113,60 @@ def attend_and_keep(
     keys = tiling.numbers // wide
     parts = tiling.parts(rows * kv_heads, pl.cdiv(length, keys))
     lines = pl.next_power_of_2(max(group, _LINES))
-    kept = pl.BlockSpec((None, length, None, wide), lambda row, head, part: (row, 0, head, 0))
+
+    def spec(block: Sequence[int | None], place: Callable[..., Any]) -> pl.BlockSpec:
+        return pl.BlockSpec(tuple(block), (lambda h, r, p: place(r, h, p)) if tiling.heads_first else place)
+
+    in_cache = [spec((None, length, None, wide), lambda row, head, part: (row, 0, head, 0))] * 2
+    in_cache += [spec((None, length, None), lambda row, head, part: (row, 0, head))] * (len(cache) - 2)
     # One array of all three: XLA rotates queries and keys and cuts out values in one kernel then, not in three.
-    qkv = jnp.concatenate([q, *(one.astype(q.dtype) for one in new)], axis=1)
+    qkv = jnp.concatenate([q, *(one.astype(q.dtype) for one in recovered(new, q.dtype))], axis=1)
     in_specs = [
-        pl.BlockSpec((1,), lambda row, head, part: (row,)),
-        pl.BlockSpec((None, qkv.shape[1], wide), lambda row, head, part: (row, 0, 0)),
-        kept,
-        kept,
+        spec((1,), lambda row, head, part: (row,)),
+        spec((None, qkv.shape[1], wide), lambda row, head, part: (row, 0, 0)),
+        *in_cache,
     ]
     given = [at, qkv, *cache]
+    if len(cache) > 2:
+        in_specs += [spec((None, None, wide), lambda row, head, part: (row, head, 0))] * 2
+        in_specs += [spec((None, 1), lambda row, head, part: (row, head))] * 2
+        given += new
     if options.sinks is not None:
-        in_specs.append(pl.BlockSpec((None, lines), lambda row, head, part: (head, 0)))
+        in_specs.append(spec((None, lines), lambda row, head, part: (head, 0)))
         given.append(options.sinks.reshape(kv_heads, group).astype(jnp.float32))
     of_part = jax.ShapeDtypeStruct((rows, kv_heads, parts, group), jnp.float32)
     mixed_type = jax.ShapeDtypeStruct((*of_part.shape, width), q.dtype if parts == 1 else jnp.float32)
-    sums = pl.BlockSpec((None, None, None, lines), lambda row, head, part: (row, head, part, 0))
-    mixed_spec = pl.BlockSpec((None, None, None, lines, wide), lambda row, head, part: (row, head, part, 0, 0))
-    k, v, mixed, *summed = pl.pallas_call(
-        partial(_look_back, options=options, width=width, group=group, parts=parts, keys=keys),
-        grid=(rows, kv_heads, parts),
+    sums = spec((None, None, None, lines), lambda row, head, part: (row, head, part, 0))
+    mixed_spec = spec((None, None, None, lines, wide), lambda row, head, part: (row, head, part, 0, 0))
+    sizes = {"options": options, "width": width, "group": group, "parts": parts, "keys": keys}
+    made = pl.pallas_call(
+        partial(_look_back, arrays=len(cache), head_at=int(not tiling.heads_first), **sizes),
+        grid=(kv_heads, rows, parts) if tiling.heads_first else (rows, kv_heads, parts),
         in_specs=in_specs,
-        out_specs=[kept, kept, mixed_spec, *[sums] * (2 * (parts > 1))],
+        out_specs=[*in_cache, mixed_spec, *[sums] * (2 * (parts > 1))],
         out_shape=[*(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in cache), mixed_type]
         + [of_part] * (2 * (parts > 1)),
-        input_output_aliases={2: 0, 3: 1},
+        input_output_aliases={2 + number: number for number in range(len(cache))},
         compiler_params=triton.CompilerParams(num_warps=tiling.warps, num_stages=tiling.stages),
         interpret=interpret,
         name="attend_and_keep",
     )(*given)
+    bank, (mixed, *summed) = made[: len(cache)], made[len(cache) :]
     if parts > 1:
         tops, totals = summed
         mixed = _joined(mixed, tops, totals, q.dtype, interpret)
-    return mixed.reshape(q.shape), (k, v)
+    return mixed.reshape(q.shape), tuple(bank)
 
 
-def _look_back(at_ref: Any, qkv_ref: Any, k_ref: Any, v_ref: Any, *others: Any, **options: Any) -> None:
+def _look_back(at_ref: Any, qkv_ref: Any, *refs: Any, arrays: int, head_at: int, **options: Any) -> None:
     """One part of the context of one sequence and head of keys: the sum of values, by scores relative to the top."""
     scoring, keys, parts, group = (options[name] for name in ("options", "keys", "parts", "group"))
-    sink_ref, others = (None, others) if scoring.sinks is None else (others[0], others[1:])
-    kept_k_ref, kept_v_ref, mixed_ref, *sum_refs = others
-    head, part, at = pl.program_id(1), pl.program_id(2), at_ref[0]
+    given = iter(refs)
+    k_ref, v_ref, *scale_refs = islice(given, arrays)
+    new_refs = list(islice(given, arrays if scale_refs else 0))
+    sink_ref = None if scoring.sinks is None else next(given)
+    kept_refs, (mixed_ref, *sum_refs) = list(islice(given, arrays)), list(given)
+    head, part, at = pl.program_id(head_at), pl.program_id(2), at_ref[0]
     kv_heads = qkv_ref.shape[0] // (group + 2)
     columns, lines = jnp.arange(k_ref.shape[-1]) < options["width"], jnp.arange(mixed_ref.shape[0]) < group
     inside = lines[:, None] & columns[None, :]
@@ -172,12 +201,14 @@ def _look_back(at_ref: Any, qkv_ref: Any, k_ref: Any, v_ref: Any, *others: Any, 
         start = begin + number * keys
         seen = start + jnp.arange(keys) < end
         place, mask = (pl.ds(start, keys), slice(None)), seen[:, None] & columns[None, :]
-        k = triton.load(k_ref.at[place], mask=mask, other=0)
-        scores = jnp.where(seen[None, :], scored(triton.dot(q, k.T)), _LOWEST)
+        k, v = (_loaded(ref.at[place], mask).astype(q.dtype) for ref in (k_ref, v_ref))
+        scales = [_loaded(ref.at[place[0]], seen)[None, :] for ref in scale_refs]
+        products = triton.dot(q, k.T)
+        scores = jnp.where(seen[None, :], scored(products * scales[0] if scales else products), _LOWEST)
         higher = jnp.maximum(top, jnp.max(scores, axis=1))
         weights, lower = jnp.exp2(scores - higher[:, None]), jnp.exp2(top - higher)
-        v = triton.load(v_ref.at[place], mask=mask, other=0)
-        mixed = mixed * lower[:, None] + triton.dot(weights.astype(v.dtype), v)
+        of_values = (weights * scales[1] if scales else weights).astype(v.dtype)
+        mixed = mixed * lower[:, None] + triton.dot(of_values, v)
         return mixed, higher, total * lower + jnp.sum(weights, axis=1)
 
     blocks = jnp.maximum(pl.cdiv(end - begin, keys), 0)
@@ -188,10 +219,18 @@ def _look_back(at_ref: Any, qkv_ref: Any, k_ref: Any, v_ref: Any, *others: Any, 
     else:
         mixed = mixed / total[:, None]
     triton.store(mixed_ref, mixed.astype(mixed_ref.dtype), mask=inside)
-    written = columns & first & (at >= 0)
-    here = jnp.maximum(at, 0), slice(None)
-    triton.store(kept_k_ref.at[here], new_k.astype(kept_k_ref.dtype), mask=written)
-    triton.store(kept_v_ref.at[here], new_v.astype(kept_v_ref.dtype), mask=written)
+    written, here = first & (at >= 0), jnp.maximum(at, 0)
+    if new_refs:
+        new_k, new_v = (_loaded(ref, columns) for ref in new_refs[:2])
+    for ref, one in zip(kept_refs, (new_k, new_v), strict=False):
+        triton.store(ref.at[here, :], one.astype(ref.dtype), mask=columns & written)
+    for ref, new_ref in zip(kept_refs[2:], new_refs[2:], strict=True):
+        triton.store(ref.at[pl.ds(here, 1)], new_ref[...], mask=jnp.full(1, written))
+
+
+def _loaded(ref: Any, mask: Array) -> Array:
+    """Numbers where a mask is, and zeros elsewhere: a zero must be one of their own kind."""
+    return triton.load(ref, mask=mask, other=0.0 if jnp.issubdtype(ref.dtype, jnp.floating) else 0)
 
 
 def _joined(mixed: Array, tops: Array, totals: Array, dtype: Any, interpret: bool) -> Array:
