@@ -62,6 +62,25 @@ def test_draws_are_repeated_by_their_seed(llama):
     assert list(llama.stream([1, 2, 3], seed=6, **options)) == one[1, 3:].tolist()
 
 
+def test_arguments_may_be_numbers_of_numpy_or_none_as_for_transformers(llama):
+    first = texts("llama")[0]
+    end, told = first[24], {"max_new_tokens": np.int64(9)}
+    expected = first[: first.index(end, 20) + 1]
+    for ends in (np.int64(end), np.array([end, 63]), [np.int32(end)]):
+        assert llama.generate(first[:20], eos_token_id=ends, **told)[0].tolist() == expected
+    unset = llama.generate(first[:20], temperature=None, top_p=None, top_k=None, eos_token_id=(), **told)
+    assert unset[0].tolist() == first[:29]
+    masked = llama.generate([7, *first[:20]], attention_mask=[0] + [1] * 20, eos_token_id=(), **told)
+    assert masked[0].tolist() == [7, *first[:29]]
+
+
+def test_a_number_that_no_device_can_read_ends_no_engine(llama):
+    drawn = {"do_sample": True, "seed": 3, "max_new_tokens": 5, "eos_token_id": ()}
+    of_all = llama.generate([1, 2, 3], top_k=None, **drawn)
+    np.testing.assert_array_equal(llama.generate([1, 2, 3], top_k=2**40, **drawn), of_all)
+    assert llama.generate([1], max_new_tokens=3, min_new_tokens=3, eos_token_id=2**40).shape == (1, 4)
+
+
 def test_a_stream_that_is_left_frees_its_cache(llama):
     stream = llama.stream(texts("llama")[0][:20], max_new_tokens=60, eos_token_id=())
     assert [next(stream) for _ in range(3)] == texts("llama")[0][20:23]
@@ -82,6 +101,16 @@ def test_a_stream_that_is_left_frees_its_cache(llama):
         ({"input_ids": [[1, 2]], "max_length": 2}, "max_length is 2"),
         ({"input_ids": [[1]], "do_sample": True, "temperature": -1.0}, "temperature is -1.0"),
         ({"input_ids": [[1]], "num_return_sequences": 0}, "num_return_sequences is 0"),
+        ({"input_ids": [[1]], "num_return_sequences": 2.5}, "num_return_sequences is 2.5; give a whole number"),
+        ({"input_ids": [[1]], "max_new_tokens": 2.5}, "max_tokens is 2.5; give a whole number"),
+        ({"input_ids": [[1]], "max_new_tokens": "5"}, "max_tokens is '5'; give a whole number"),
+        ({"input_ids": [[1]], "max_length": "5"}, "max_length is '5'; give a whole number"),
+        ({"input_ids": [[1]], "do_sample": True, "temperature": "hot"}, "temperature is 'hot'; give a number"),
+        ({"input_ids": [[1]], "do_sample": True, "top_k": 2.5}, "top_k is 2.5; give a whole number"),
+        ({"input_ids": [[1]], "seed": "a"}, "seed is 'a'; give a whole number"),
+        ({"input_ids": [[1]], "eos_token_id": "2"}, "eos_token_id is .*'2'.*; give a whole number"),
+        ({"input_ids": [[1]], "pad_token_id": "x"}, "pad_token_id is 'x'; give a whole number"),
+        ({"input_ids": [[1]], "attention_mask": 1}, "must have the shape of input_ids"),
         ({"input_ids": [[1]], "attention_mask": [[0]]}, "leaves nothing of a prompt"),
         ({"input_ids": [[1]], "attention_mask": [[1, 1]]}, "must have the shape of input_ids"),
         ({"input_ids": [[1]], "min_new_tokens": 3, "eos_token_id": range(9)}, "9 tokens would end the text"),

@@ -62,7 +62,8 @@ class Tokenizer:
         try:
             return environment.from_string(self.template).render(given)
         except Exception as error:  # a template runs operations of its own on whatever the messages hold
-            raise CheckpointError(f"the template of conversations of {self.path} failed: {error}") from None
+            name = self.path.resolve().name  # without the folders around it, since clients of a server read this
+            raise CheckpointError(f"the template of conversations of {name} failed: {error}") from None
 
 
 def _refuse(message: str) -> None:

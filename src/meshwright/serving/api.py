@@ -1,6 +1,7 @@
 """`mw.get_model`: a model of Hugging Face that generates, with Hugging Face's interface and the engine behind it."""
 
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from os import PathLike
 from types import TracebackType
 from typing import Any
@@ -44,9 +45,9 @@ class LanguageModel:
         max_length: int | None = None,
         min_new_tokens: int = 0,
         do_sample: bool = False,
-        temperature: float = 1.0,
+        temperature: float | None = 1.0,
         top_k: int | None = 50,
-        top_p: float = 1.0,
+        top_p: float | None = 1.0,
         seed: int | None = None,
         num_return_sequences: int = 1,
         eos_token_id: int | Sequence[int] | None = None,
@@ -61,9 +62,9 @@ class LanguageModel:
             max_length: The most tokens with the prompt and its padding, in place of it.
             min_new_tokens: No token ends a text before there are so many.
             do_sample: Whether tokens are drawn; otherwise each is the likeliest one.
-            temperature: Of the draw.
+            temperature: Of the draw; None for 1.
             top_k: Of how many of the likeliest tokens is drawn; None or 0 for all.
-            top_p: How much probability those have together that are drawn from.
+            top_p: How much probability those have together that are drawn from; None for all.
             seed: Texts are the same for the same seed, whatever else is computed; each row has its own draws.
             num_return_sequences: How many texts for each prompt.
             eos_token_id: Which tokens end a text; by default those of the model's configuration, `()` for none.
@@ -77,9 +78,9 @@ class LanguageModel:
         """
         rows = _rows(input_ids)
         masks = [np.ones(len(row), bool) for row in rows] if attention_mask is None else _masks(attention_mask, rows)
-        if num_return_sequences < 1:
+        if _whole("num_return_sequences", num_return_sequences) < 1:
             raise ServingError(f"num_return_sequences is {num_return_sequences}; give at least 1")
-        pad = self._pad if pad_token_id is None else pad_token_id
+        pad = self._pad if pad_token_id is None else _whole("pad_token_id", pad_token_id)
         handles: list[Handle] = []
         texts: list[list[int]] = []
         asked = (max_new_tokens, max_length, min_new_tokens, do_sample, temperature, top_k, top_p)
@@ -87,7 +88,7 @@ class LanguageModel:
             for number in range(len(rows) * num_return_sequences):
                 row, mask = (of[number // num_return_sequences] for of in (rows, masks))
                 prompt = row[mask].tolist()
-                own_seed = None if seed is None else seed + number
+                own_seed = None if seed is None else _whole("seed", seed) + number
                 sampling = _sampling(len(row), *asked, own_seed, eos_token_id)
                 while True:
                     try:
@@ -113,9 +114,9 @@ class LanguageModel:
         max_length: int | None = None,
         min_new_tokens: int = 0,
         do_sample: bool = False,
-        temperature: float = 1.0,
+        temperature: float | None = 1.0,
         top_k: int | None = 50,
-        top_p: float = 1.0,
+        top_p: float | None = 1.0,
         seed: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
     ) -> Iterator[int]:
@@ -247,12 +248,22 @@ def _rows(input_ids: Tokens) -> list[np.ndarray]:
 
 
 def _masks(attention_mask: np.ndarray, rows: list[np.ndarray]) -> list[np.ndarray]:
-    masks = [np.asarray(mask).astype(bool) for mask in attention_mask]
+    try:
+        masks = [np.asarray(mask).astype(bool) for mask in attention_mask]
+    except (TypeError, ValueError):
+        masks = []
+    masks = [np.array(masks)] if masks and not masks[0].ndim else masks  # of one prompt
     if [mask.shape for mask in masks] != [row.shape for row in rows]:
         raise ServingError("attention_mask must have the shape of input_ids")
     if not all(mask.any() for mask in masks):
         raise ServingError("attention_mask leaves nothing of a prompt; each needs one token at least")
     return masks
+
+
+def _whole(name: str, value: object) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ServingError(f"{name} is {value!r}; give a whole number")
+    return int(value)
 
 
 def _sampling(
@@ -261,24 +272,24 @@ def _sampling(
     max_length: int | None,
     min_new_tokens: int,
     do_sample: bool,
-    temperature: float,
+    temperature: float | None,
     top_k: int | None,
-    top_p: float,
+    top_p: float | None,
     seed: int | None,
     eos_token_id: int | Sequence[int] | None,
 ) -> Sampling:
     if max_new_tokens is None:
-        max_new_tokens = 20 if max_length is None else max_length - prompt
+        max_new_tokens = 20 if max_length is None else _whole("max_length", max_length) - prompt
         if max_new_tokens < 1:
             raise ServingError(f"max_length is {max_length}, and the prompt has {prompt} tokens already; give more")
-    ends = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id or ())
+    ends = () if eos_token_id is None else np.atleast_1d(np.asarray(eos_token_id))
     return Sampling(
         max_tokens=max_new_tokens,
         min_tokens=min_new_tokens,
-        temperature=temperature if do_sample else 0.0,
-        top_k=top_k or 0,
-        top_p=top_p,
+        temperature=(1.0 if temperature is None else temperature) if do_sample else 0.0,
+        top_k=0 if top_k is None else top_k,
+        top_p=1.0 if top_p is None else top_p,
         seed=seed,
-        stop_token_ids=ends,
+        stop_token_ids=tuple(_whole("eos_token_id", end) for end in ends),
         ignore_eos=eos_token_id is not None,
     )

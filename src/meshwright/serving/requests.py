@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from meshwright.errors import MeshwrightError, ServingError
 
@@ -66,6 +67,13 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "min_tokens", "top_k", "seed", "logprobs"):
+            value = getattr(self, name)
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            _check(name, value, whole or (value is None and name in ("seed", "logprobs")), "a whole number")
+        for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+            value = getattr(self, name)
+            _check(name, value, isinstance(value, Real) and not isinstance(value, bool), "a number")
         _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
         _check("min_tokens", self.min_tokens, 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens")
         _check("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number from 0")
@@ -88,9 +96,9 @@ class Sampling:
         return bool(penalties or self.logit_bias)
 
 
-def _check(name: str, value: float, legal: bool, text: str) -> None:
+def _check(name: str, value: object, legal: bool, text: str) -> None:
     if not legal:
-        raise ServingError(f"{name} is {value}; give {text}")
+        raise ServingError(f"{name} is {value!r}; give {text}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.serving.engine.programs import Parcel
 from meshwright.serving.handle import Handle
 from meshwright.serving.models import Draw, Drawn, Kind
-from meshwright.serving.models.sampling import HELD
+from meshwright.serving.models.sampling import HELD, MOST_TOKENS
 from meshwright.serving.models.shaping import Shape
 from meshwright.serving.requests import Sampling, Token
 from meshwright.serving.scheduling import Request
@@ -44,7 +44,8 @@ class Client:
         asked = self.sampling
         seed = secrets.randbits(64) if asked.seed is None else asked.seed
         held = tuple(sorted(self.stops)) if asked.min_tokens else ()
-        row = Draw.row(0, seed, asked.temperature, asked.top_k, asked.top_p, asked.min_p, held)
+        top_k = min(asked.top_k, MOST_TOKENS)
+        row = Draw.row(0, seed, asked.temperature, top_k, asked.top_p, asked.min_p, held)
         self._row = np.array(row, np.int32)
         self.kind = Kind.DRAWN if asked.temperature else Kind.GREEDY
         if asked.temperature and (asked.top_k or asked.top_p < 1 or asked.min_p):

@@ -138,7 +138,8 @@ class Engine:
             EngineStopped: The engine takes no more requests.
         """
         tokens = self.checked(prompt)
-        stops = tuple(dict.fromkeys([*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos)]))
+        ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos)]
+        stops = tuple(dict.fromkeys(token for token in ends if 0 <= token < self.vocab))
         outside = next((token for token, _ in sampling.logit_bias if not 0 <= token < self.vocab), None)
         if outside is not None:
             raise ServingError(f"logit_bias has token {outside}, and the vocabulary goes from 0 to {self.vocab - 1}")
@@ -153,9 +154,10 @@ class Engine:
             number = next(self._ids)
             most = 1 if send is not None else sampling.max_tokens - (parcel is not None)
             request = Request(number, tokens, most, time.monotonic(), arrived=parcel.tokens if parcel else 0)
-            self._scheduler.add(request)
             handle = Handle(number, self._cancel, listener)
-            self._clients[number] = Client(handle, sampling, frozenset(stops), send, parcel, int(parcel is not None))
+            client = Client(handle, sampling, frozenset(stops), send, parcel, int(parcel is not None))
+            self._scheduler.add(request)  # last: what it has taken must have a client
+            self._clients[number] = client
             self._lock.notify_all()
         return handle
 

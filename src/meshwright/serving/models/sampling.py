@@ -18,6 +18,8 @@ from meshwright.zoo.layers import Array
 
 #: How many tokens each sequence can keep from ending its text early; a few numbers for each row of each step.
 MOST_STOPS = 8
+#: No model knows as many; a larger number would not fit where the device reads it.
+MOST_TOKENS = 2**31 - 1
 #: The column that says whether stops are held back, and how many columns there are before theirs.
 HELD, _COLUMNS = 7, 9
 
