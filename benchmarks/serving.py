@@ -1,7 +1,7 @@
 """How fast is the engine on one GPU, and how much of a step does the host take? Llama-3-8B, random weights, bfloat16.
 
     python benchmarks/serving.py                       # all parts; on an H200 about four minutes
-    python benchmarks/serving.py --part decode --batches 64 --cudnn
+    python benchmarks/serving.py --part times --batches 64 --cudnn
     python benchmarks/serving.py --slots 384 --part throughput --chunk 1024 --max-len 2048
     python benchmarks/serving.py --cache-dtype int8 --batches 64 256
     python benchmarks/serving.py --model llama-tiny --slots 8 --context 24 --chunk 32 --max-len 64   # tries it on a CPU
@@ -41,6 +41,7 @@ from meshwright.serving.models import Decoder, Draw, Kind, SlotCache, StepShape,
 from meshwright.serving.promised import step_prices
 from meshwright.serving.requests import Sampling
 from meshwright.serving.scheduling import Limits
+from meshwright.serving.scheduling.limits import row_ladder
 from meshwright.serving.sizes import banks
 
 STARTED = time.perf_counter()
@@ -372,7 +373,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--part",
-        choices=("all", "start", "agreement", "decode", "prefill", "throughput", "variants"),
+        choices=("all", "agreement", "times", "throughput", "variants"),
         default="all",
     )
     parser.add_argument("--model", default="llama3-8b")
@@ -398,7 +399,7 @@ def main():
         return
     layers = {} if options.layers is None else {"layers": options.layers}
     config = zoo.build(options.model, seq=options.max_len, **layers).config
-    of_banks = (options.slots,) if kernel else banks(options.slots)
+    of_banks = (options.slots,) if kernel else banks(row_ladder(options.slots))
     cache = (TritonCache if kernel else SlotCache)(of_banks, options.max_len, options.cache_dtype or config.dtype)
     params = join_products(random_params(Decoder.of(config, cache)))
     if options.part == "variants":
@@ -420,10 +421,9 @@ def main():
     compiled_sizes(engine, report)
     prices = step_prices(config, mw.cluster("1x1 h200"), 1, cache=options.cache_dtype)
     batches = [batch for batch in options.batches if batch <= options.slots]
-    if options.part in ("all", "decode"):
+    if options.part in ("all", "times"):
         for batch in batches:
             decode(engine, prices, report, batch, options.context, options.steps)
-    if options.part in ("all", "prefill"):
         prefill(engine, prices, report, options.chunk)
         prefill(engine, prices, report, options.chunk // 2)
     if options.part in ("all", "throughput"):

@@ -39,8 +39,7 @@ OTHERWISE = {
     "programs": (132, 264, 1024),
     "numbers": (4096, 16384),
     "warps": (2, 8),
-    "stages": (2, 4),
-    "heads_first": (True,),
+    "stages": (3, 4),
 }
 MOST_BYTES = 12e9
 

@@ -7,7 +7,7 @@ A row without a sequence costs next to nothing, so that slots need no order and 
 the products are with the small numbers, and the scales of keys and values multiply scores and weights.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -36,19 +36,20 @@ _LOWEST = -1e30  # of scores: what nobody looks at
 class Tiling:
     """How a kernel is cut up; `benchmarks/serving_attention.py` measures others.
 
+    On an H200 a layer of Llama-3-8B at a context of 1,024 takes 69 µs with 64 sequences and two stages, 75 with three;
+    261 with 256, and 256 where programs of one sequence run together.
+
     Attributes:
         programs: So many fill a chip: contexts are cut into parts until there are as many.
         numbers: Numbers of keys that a program loads together; all loads under way must fit into a processor's memory.
         warps: Warps of a program.
         stages: Loads of keys that are under way at once.
-        heads_first: Whether programs that run at the same time are of the heads of one sequence.
     """
 
     programs: int = 512
     numbers: int = 64 * 128
     warps: int = 4
-    stages: int = 3
-    heads_first: bool = False
+    stages: int = 2
 
     def parts(self, sequences: int, blocks: int) -> int:
         """Into how many parts contexts of so many blocks of keys are cut, by the number of sequences and heads.
@@ -113,35 +114,31 @@ def attend_and_keep(
     keys = tiling.numbers // wide
     parts = tiling.parts(rows * kv_heads, pl.cdiv(length, keys))
     lines = pl.next_power_of_2(max(group, _LINES))
-
-    def spec(block: Sequence[int | None], place: Callable[..., Any]) -> pl.BlockSpec:
-        return pl.BlockSpec(tuple(block), (lambda h, r, p: place(r, h, p)) if tiling.heads_first else place)
-
-    in_cache = [spec((None, length, None, wide), lambda row, head, part: (row, 0, head, 0))] * 2
-    in_cache += [spec((None, length, None), lambda row, head, part: (row, 0, head))] * (len(cache) - 2)
+    in_cache = [pl.BlockSpec((None, length, None, wide), lambda head, row, part: (row, 0, head, 0))] * 2
+    in_cache += [pl.BlockSpec((None, length, None), lambda head, row, part: (row, 0, head))] * (len(cache) - 2)
     # One array of all three: XLA rotates queries and keys and cuts out values in one kernel then, not in three.
     qkv = jnp.concatenate([q, *(one.astype(q.dtype) for one in recovered(new, q.dtype))], axis=1)
     in_specs = [
-        spec((1,), lambda row, head, part: (row,)),
-        spec((None, qkv.shape[1], wide), lambda row, head, part: (row, 0, 0)),
+        pl.BlockSpec((1,), lambda head, row, part: (row,)),
+        pl.BlockSpec((None, qkv.shape[1], wide), lambda head, row, part: (row, 0, 0)),
         *in_cache,
     ]
     given = [at, qkv, *cache]
     if len(cache) > 2:
-        in_specs += [spec((None, None, wide), lambda row, head, part: (row, head, 0))] * 2
-        in_specs += [spec((None, 1), lambda row, head, part: (row, head))] * 2
+        in_specs += [pl.BlockSpec((None, None, wide), lambda head, row, part: (row, head, 0))] * 2
+        in_specs += [pl.BlockSpec((None, 1), lambda head, row, part: (row, head))] * 2
         given += new
     if options.sinks is not None:
-        in_specs.append(spec((None, lines), lambda row, head, part: (head, 0)))
+        in_specs.append(pl.BlockSpec((None, lines), lambda head, row, part: (head, 0)))
         given.append(options.sinks.reshape(kv_heads, group).astype(jnp.float32))
     of_part = jax.ShapeDtypeStruct((rows, kv_heads, parts, group), jnp.float32)
     mixed_type = jax.ShapeDtypeStruct((*of_part.shape, width), q.dtype if parts == 1 else jnp.float32)
-    sums = spec((None, None, None, lines), lambda row, head, part: (row, head, part, 0))
-    mixed_spec = spec((None, None, None, lines, wide), lambda row, head, part: (row, head, part, 0, 0))
-    sizes = {"options": options, "width": width, "group": group, "parts": parts, "keys": keys}
+    sums = pl.BlockSpec((None, None, None, lines), lambda head, row, part: (row, head, part, 0))
+    mixed_spec = pl.BlockSpec((None, None, None, lines, wide), lambda head, row, part: (row, head, part, 0, 0))
+    sizes = {"arrays": len(cache), "width": width, "group": group, "parts": parts, "keys": keys}
     made = pl.pallas_call(
-        partial(_look_back, arrays=len(cache), head_at=int(not tiling.heads_first), **sizes),
-        grid=(kv_heads, rows, parts) if tiling.heads_first else (rows, kv_heads, parts),
+        partial(_look_back, options=options, **sizes),
+        grid=(kv_heads, rows, parts),  # programs of one sequence run together, since its heads lie side by side
         in_specs=in_specs,
         out_specs=[*in_cache, mixed_spec, *[sums] * (2 * (parts > 1))],
         out_shape=[*(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in cache), mixed_type]
@@ -158,7 +155,7 @@ def attend_and_keep(
     return mixed.reshape(q.shape), tuple(bank)
 
 
-def _look_back(at_ref: Any, qkv_ref: Any, *refs: Any, arrays: int, head_at: int, **options: Any) -> None:
+def _look_back(at_ref: Any, qkv_ref: Any, *refs: Any, arrays: int, **options: Any) -> None:
     """One part of the context of one sequence and head of keys: the sum of values, by scores relative to the top."""
     scoring, keys, parts, group = (options[name] for name in ("options", "keys", "parts", "group"))
     given = iter(refs)
@@ -166,7 +163,7 @@ def _look_back(at_ref: Any, qkv_ref: Any, *refs: Any, arrays: int, head_at: int,
     new_refs = list(islice(given, arrays if scale_refs else 0))
     sink_ref = None if scoring.sinks is None else next(given)
     kept_refs, (mixed_ref, *sum_refs) = list(islice(given, arrays)), list(given)
-    head, part, at = pl.program_id(head_at), pl.program_id(2), at_ref[0]
+    head, part, at = pl.program_id(0), pl.program_id(2), at_ref[0]
     kv_heads = qkv_ref.shape[0] // (group + 2)
     columns, lines = jnp.arange(k_ref.shape[-1]) < options["width"], jnp.arange(mixed_ref.shape[0]) < group
     inside = lines[:, None] & columns[None, :]
