@@ -33,7 +33,7 @@ def test_rows_are_mixed_and_kept_as_by_scores_written_out(layer, parts):
     cache = tuple(normal(slots, length, kv_heads, width, seed=n) for n in (3, 4))
     at = np.array([length - 1, -1, 0, 63, 64], np.int32)
     options = Scoring(None, window, width**-0.5, normal(heads, seed=5) if sinks else None, cap)
-    tiling = Tiling(programs=parts * rows * kv_heads, numbers=32 * 128, heads_first=parts > 1)
+    tiling = Tiling(programs=parts * rows * kv_heads, numbers=32 * 128)
     mixed, kept = jax.jit(lambda *given: attend_and_keep(*given, options, tiling, interpret=True))(q, (k, v), cache, at)
     alive = at >= 0
     expected = [np.array(one) for one in cache]
@@ -80,7 +80,7 @@ def test_the_kernel_is_lowered_for_gpus(dtype):
     assert "attend_and_keep" in lowered.as_text()
 
 
-@pytest.mark.parametrize(("slots", "rows"), [(256, (8, 64, 256)), (4, (4,))])
+@pytest.mark.parametrize(("slots", "rows"), [(256, (8, 64, 128, 256)), (4, (4,))])
 def test_steps_of_the_kernel_have_eight_rows_at_least(slots, rows):
     limits = Limits(slots, 64, slots, 32, 32 + slots, 8, 64)
     assert Buckets(limits, True, 0, (32,), TritonCache.least_rows).rows == rows
