@@ -17,9 +17,11 @@ class EngineConstants:
         compute: Part of the catalogue's rate that products with many tokens reach.
         float8: Further part of it that products of 8 bits reach.
         expert_compute: Further part of it that the products of experts reach, each with the tokens that chose it.
+        tile: Rows that an expert's product computes at the least, however few tokens chose it.
         streaming: Part of the catalogue's memory rate at which weights are read.
         experts: Further part of it at which the weights of experts are read.
         cache: Part of it at which the cache is read.
+        small_cache: Further part of it at which this package's kernel reads a cache of 8 bits.
         network: Times that a collective takes as long as by the catalogue.
         layer_s: Seconds of a layer in every step that no product, cache or collective explains; with `traced`, beside
             its small kernels.
@@ -51,6 +53,8 @@ class EngineConstants:
     stream: int = 1
     all_experts: bool = False
     every_token: bool = False
+    small_cache: float = 1.0
+    tile: int = 1
     traced: bool = False
 
 

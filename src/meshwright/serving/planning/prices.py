@@ -111,10 +111,13 @@ class StepPrices:
     def _moved_bytes(self) -> float:
         """Bytes that are moved for each number of the cache that attention looks at.
 
-        No kernel of this package's engine reads 8 bits: they are written once more in half precision, and that is read.
+        This package's kernel reads 8 bits where a model is whole on a device; cuDNN's does not, so that they are
+        written once more in half precision, and that is read.
         """
         stored = BYTES[self.storage.cache]
-        return stored + 2 * _HALF if self.engine.traced and stored < _HALF else stored
+        if not self.engine.traced or stored >= _HALF:
+            return stored
+        return stored / self.engine.small_cache if self._whole else stored + 2 * _HALF
 
     @cached_property
     def pair_s(self) -> float:
@@ -135,8 +138,12 @@ class StepPrices:
 
     @property
     def _small_kernels(self) -> SmallKernels:
-        whole = self.split.tensor * self.split.data == 1 and BYTES[self.storage.cache] >= _HALF
-        return small_kernels(self.work.config, whole)
+        return small_kernels(self.work.config, self._whole)
+
+    @property
+    def _whole(self) -> bool:
+        """Whether a stage is whole on one device."""
+        return self.split.tensor * self.split.data == 1
 
     @cached_property
     def _products(self) -> list[float]:
@@ -176,7 +183,8 @@ class StepPrices:
             missed = (1 - self.work.active / product.experts) ** tokens
             dense = self.engine.every_token & (chosen >= product.experts)
             weights = weights * product.experts * np.where(self.engine.all_experts | dense, 1.0, 1 - missed)
-            tokens = np.where(dense, tokens * product.experts, chosen)
+            filled = np.maximum(chosen, self.engine.tile * product.experts * (1 - missed))
+            tokens = np.where(dense, tokens * product.experts, filled)
             streaming *= self.engine.experts
         flops = 2.0 * tokens * product.size / parts
         moved = tokens * (product.rows + product.columns) * _HALF / parts
