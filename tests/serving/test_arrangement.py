@@ -1,8 +1,10 @@
 """`mw.get_model` with several engines: replicas, stages, prompts and answers apart, and what a plan chose."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+import jax
 import pytest
 
 pytest.importorskip("safetensors", reason="meshwright.hf needs safetensors, tokenizers and jinja2: the extra [hf]")
@@ -12,19 +14,24 @@ from safetensors.numpy import load_file
 import meshwright as mw
 from meshwright import zoo
 from meshwright.serving.planning.prices import StepPrices
-from meshwright.serving.planning.split import Degrees
+from meshwright.serving.planning.split import Degrees, Storage, weight_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.devices]
 REFERENCES = Path(__file__).parents[1] / "hf" / "references"
 SIZES = {"max_len": 96, "slots": 2, "chunk": 8, "block_size": 4}
 
 
-def check(name, **options):
+def texts(model, name):
+    """Checks the texts of a family that are computed together."""
     tensors = load_file(REFERENCES / name / "reference.safetensors")
     whole = [tensors[key].tolist() for key in sorted(tensors) if key.startswith("text")]
+    out = model.generate([text[:-64] for text in whole] * 2, max_new_tokens=64, eos_token_id=())
+    assert [row[: len(text)].tolist() for row, text in zip(out, whole * 2, strict=True)] == whole * 2
+
+
+def check(name, **options):
     with mw.get_model(REFERENCES / name, **options) as model:
-        out = model.generate([text[:-64] for text in whole] * 2, max_new_tokens=64, eos_token_id=())
-        assert [row[: len(text)].tolist() for row, text in zip(out, whole * 2, strict=True)] == whole * 2
+        texts(model, name)
         return str(model.plan)
 
 
@@ -44,18 +51,65 @@ def test_what_a_plan_chose_is_run():
     assert "for prompts" in check("llama", cluster="1x2 cpu", plan=plan)
 
 
-def test_experts_that_a_plan_deals_to_devices_are_there():
+@cache
+def planned(name, degrees, count):
+    """A plan of serving with so many replicas that are split so, whatever it would choose."""
     traffic = mw.Traffic(rate=1, tokens_in=20, tokens_out=64)
-    plan = mw.plan_serving(mw.hf.load(REFERENCES / "mixtral").config, "1x2 cpu", traffic, apart=False)
+    cluster = f"1x{degrees.num_devices * count} cpu"
+    plan = mw.plan_serving(mw.hf.load(REFERENCES / name).config, cluster, traffic, apart=False, weights="float32")
     (group,) = plan.chosen.groups
     old = group.kind.prices
-    prices = StepPrices(old.work, old.cluster, Degrees(tensor=2, expert=2), old.storage, old.engine)
-    dealt = replace(group, kind=replace(group.kind, prices=prices), count=1)
-    plan = replace(plan, chosen=replace(plan.chosen, groups=(dealt,)))
-    with mw.get_model(REFERENCES / "mixtral", cluster="1x2 cpu", plan=plan) as model:
-        experts = {t.path: t.spec for t in model.plan.decode.arguments if t.path.endswith(("/gate", "/up", "/down"))}
-    assert experts and all(spec[0] == ("x",) and not any(spec[1:]) for spec in experts.values())
-    check("mixtral", cluster="1x2 cpu", plan=plan)
+    kind = replace(group.kind, prices=StepPrices(old.work, old.cluster, degrees, old.storage, old.engine), batch=4)
+    group = replace(group, kind=kind, count=count, limits=kind.limits(84, 8))
+    return replace(plan, chosen=replace(plan.chosen, groups=(group,)))
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize(
+    ("name", "degrees", "count"),
+    [
+        ("mixtral", Degrees(tensor=2, data=2, expert=4), 1),
+        ("llama", Degrees(tensor=4), 2),
+        ("gpt-oss", Degrees(tensor=2, data=2), 2),
+        ("gpt-oss", Degrees(data=4, expert=4), 1),
+        ("qwen3-moe", Degrees(tensor=2, expert=2, pipeline=2), 1),
+        ("mixtral", Degrees(data=2, expert=2, pipeline=2), 1),
+        ("qwen3", Degrees(tensor=2), 4),
+        ("gemma2", Degrees(tensor=2, pipeline=2), 2),
+    ],
+)
+def test_replicas_are_laid_out_as_a_plan_says(name, degrees, count):
+    plan = planned(name, degrees, count)
+    work = plan.chosen.groups[0].kind.prices.work
+    with mw.get_model(REFERENCES / name, cluster=plan.cluster, plan=plan) as model:
+        texts(model, name)
+        engines = getattr(model.engine, "_fronts", (model.engine,))
+        programs = engines[0]._programs
+    assert len({id(engine._programs._compiled) for engine in engines}) == count
+    on_one = [on_a_device(programs, number) for number in range(degrees.pipeline)]
+    dtype = Storage("float32", "float32")
+    assert len(programs._stages) == degrees.pipeline
+    whole = sum(leaf.nbytes for stage in programs._stages for leaf in jax.tree.leaves(stage.arrays))
+    parts = min(degrees.tensor, work.kv_heads) * degrees.data
+    assert sum(cache for _, cache in on_one) * parts == whole
+    assert max(weights for weights, _ in on_one) == pytest.approx(weight_bytes(work, degrees, dtype), rel=0.001)
+    assert model.plan.limits.slots % degrees.data == 0
+    assert model.plan.prices.split == degrees
+
+
+def on_a_device(programs, number):
+    """Bytes of products' weights and tables, and of the cache, on the first device of a stage."""
+    stage, paths = programs._stages[number], jax.tree_util.tree_leaves_with_path(programs.decoder.params())
+    names = [jax.tree_util.keystr(paths[leaf][0]) for leaf in programs._parts_of_params[number]]
+    weights = zip(names, jax.tree.leaves(stage.params), strict=True)
+
+    def held(leaves):
+        device = min(stage.placement.rest.device_set, key=lambda device: device.id)
+        shards = (shard for leaf in leaves for shard in leaf.addressable_shards)
+        return sum(shard.data.nbytes for shard in shards if shard.device == device)
+
+    products = [leaf for name, leaf in weights if leaf.ndim > 1 and "_bias" not in name]
+    return held(products), held(jax.tree.leaves(stage.arrays))
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jax.sharding import PartitionSpec
-
 from meshwright.errors import ServingError
-from meshwright.planner.methods import Auto, Method
 from meshwright.serving.planning.serving_plan import Replicas, ServingPlan
-from meshwright.serving.planning.split import BYTES
+from meshwright.serving.planning.split import BYTES, Degrees
 from meshwright.serving.planning.traffic import Traffic
 from meshwright.serving.sizes import Sizes
 
 #: Lengths that are compiled for caches that pass from engine to engine are so many times apart.
 _APART = 4
-#: Experts dealt to devices: the first dim of their weights.
-_DEALT = {f"params/layers/*/{name}": PartitionSpec("x") for name in ("gate", "up", "down")}
 
 
 @dataclass(frozen=True)
@@ -26,14 +21,14 @@ class ReplicaGroup:
         count: How many.
         stages: Stages of layers in each; 0 for as few as it fits in.
         devices: Devices of each stage, or of each replica while nobody knows its stages; 0 for an equal share of all.
-        method: How a stage is split over its devices; None for what was asked of the whole.
+        split: How each is spread, as a plan of serving chose it; None for what was asked of the whole.
         sizes: What requests may use; None likewise.
     """
 
     count: int = 1
     stages: int = 0
     devices: int = 0
-    method: Method | str | None = None
+    split: Degrees | None = None
     sizes: Sizes | None = None
 
     @property
@@ -103,10 +98,7 @@ def _planned(replicas: Replicas) -> ReplicaGroup:
     small = storage.cache if BYTES[storage.cache] < 2 else None
     chunk = None if replicas.kind.role == "decode" else limits.chunk
     sizes = Sizes(max_len=limits.max_len, slots=limits.slots, chunk=chunk, cache_dtype=small)
-    method: Method | str | None = "tensor" if split.tensor > 1 and split.data == 1 else None
-    if split.expert > 1:  # each device has whole experts; everything else is planned around them
-        method = Auto(fix=_DEALT, mesh_shapes=((split.tensor * split.data,),))
-    return ReplicaGroup(replicas.count, split.pipeline, split.num_devices // split.pipeline, method, sizes)
+    return ReplicaGroup(replicas.count, split.pipeline, split.num_devices // split.pipeline, split, sizes)
 
 
 def shared_out(groups: Sequence[ReplicaGroup], devices: int) -> tuple[ReplicaGroup, ...]:

@@ -27,10 +27,12 @@ from meshwright.serving.arrangement import ReplicaGroup, arranged, shared_out, t
 from meshwright.serving.engine import Engine, Fleet, Placement
 from meshwright.serving.engine.placement import dealt
 from meshwright.serving.engine.stages import even_bounds
+from meshwright.serving.layout import laid_out
 from meshwright.serving.models import Decoder, StepShape, join_products
 from meshwright.serving.planning.plan_serving import plan_serving
 from meshwright.serving.planning.prices import StepPrices
 from meshwright.serving.planning.promise import Slo
+from meshwright.serving.planning.split import Degrees
 from meshwright.serving.planning.traffic import Traffic
 from meshwright.serving.promised import keeping, step_prices
 from meshwright.serving.scheduling import Limits
@@ -51,7 +53,7 @@ class ModelPlan:
         limits: What the requests of one replica share.
         prices: What steps cost by the cost model of serving.
         cluster: What it is planned for; None for the devices at hand.
-        method: How each stage is split.
+        method: How each stage is split: by a method of `mw.plan`, or as a plan of serving chose.
         replicas: How many there are.
         stages: Into how many stages of layers each is cut.
         devices: How many each stage has.
@@ -62,7 +64,7 @@ class ModelPlan:
     limits: Limits
     prices: StepPrices
     cluster: Cluster | None
-    method: Method | str | None
+    method: Method | Degrees | str | None
     replicas: int = 1
     stages: int = 1
     devices: int = 1
@@ -71,7 +73,10 @@ class ModelPlan:
     @cached_property
     def decode(self) -> Plan:
         """The plan of a step in which all slots generate; of several stages, for the one with the most layers."""
-        return self._plan(StepShape(self.limits.slots, 0, 0, False, self._width), self.method)
+        method = self.method
+        if isinstance(method, Degrees):
+            method = laid_out(method, self._of_stage)
+        return self._plan(StepShape(self.limits.slots, 0, 0, False, self._width), method)
 
     @cached_property
     def prefill(self) -> Plan:
@@ -249,10 +254,11 @@ def _fitting(
             break
         whole = staged.devices == machines.num_devices
         part = None if local and whole else machines if whole else machines.part(1, staged.devices)
-        size = (longest, staged.devices, staged.stages, machines.memory_bytes)
+        groups = group.split.data if group.split else 1
+        size = (longest, staged.devices, staged.stages, machines.memory_bytes, groups)
         try:
             limits, cache = chosen(config, asked, *size)
-            prices = step_prices(config, machines, staged.devices, staged.stages, asked.cache_dtype)
+            prices = step_prices(config, machines, staged.devices, staged.stages, asked.cache_dtype, group.split)
             if slo is not None:
                 limits, cache = chosen(config, keeping(slo, prices, limits, asked), *size)
             layout = ModelPlan(
@@ -260,7 +266,7 @@ def _fitting(
                 limits,
                 prices,
                 part,
-                staged.method or method,
+                group.split or method,
                 staged.count,
                 staged.stages,
                 staged.devices,

@@ -17,11 +17,19 @@ from meshwright.serving.sizes import Sizes
 from meshwright.units import format_seconds
 
 
-def step_prices(config: Any, machines: Cluster, devices: int, stages: int = 1, cache: str | None = None) -> StepPrices:
-    """What steps of a model cost on so many devices a stage: by tensor parallelism where the heads allow it."""
+def step_prices(
+    config: Any,
+    machines: Cluster,
+    devices: int,
+    stages: int = 1,
+    cache: str | None = None,
+    split: Degrees | None = None,
+) -> StepPrices:
+    """What steps of a model cost on so many devices a stage: as a plan splits them, or else by tensor parallelism."""
     work, storage = decoder_work(config), Storage(config.dtype, cache or config.dtype, scaled=True)
-    split = Degrees(tensor=devices, pipeline=stages)
-    split = Degrees(pipeline=stages) if split.problem(work) else split
+    if split is None:
+        split = Degrees(tensor=devices, pipeline=stages)
+        split = Degrees(pipeline=stages) if split.problem(work) else split
     return StepPrices(work, machines, split, storage, find_engine("meshwright"))
 
 

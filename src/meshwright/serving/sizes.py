@@ -1,6 +1,7 @@
 """How many sequences, how long, and how much cache an engine has when nobody says: what the memory holds."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
@@ -13,7 +14,6 @@ from meshwright.serving.models import Cache, Decoder, PagedCache, RaggedCache, S
 from meshwright.serving.models.eight_bits import EIGHT_BITS
 from meshwright.serving.models.triton import has_kernel
 from meshwright.serving.scheduling import Limits
-from meshwright.serving.scheduling.limits import row_ladder
 from meshwright.units import format_bytes
 
 _LONGEST = 4096  # tokens of a sequence by default, where the model reads as many
@@ -77,9 +77,18 @@ def of_stage(config: Any, stages: int) -> Any:
 
 
 def chosen(
-    config: Any, sizes: Sizes, longest: int | None, devices: int, stages: int = 1, device_bytes: float = inf
+    config: Any,
+    sizes: Sizes,
+    longest: int | None,
+    devices: int,
+    stages: int = 1,
+    device_bytes: float = inf,
+    groups: int = 1,
 ) -> tuple[Limits, Cache]:
     """Limits and cache for a model. Each stage has as many caches as there are stages: one for each step on its way.
+
+    Groups of devices that attend to their own sequences have contiguous slots, which are where their group is; a block
+    may be of any sequence.
 
     Args:
         config: The zoo's `Config`.
@@ -88,6 +97,7 @@ def chosen(
         devices: Over how many devices parameters and cache of a stage are split.
         stages: How many stages of layers there are.
         device_bytes: The memory of each device, if it is no more than what is found here.
+        groups: Among how many groups of these devices sequences are dealt.
 
     Raises:
         DoesNotFit: Not even one sequence has room beside the parameters.
@@ -101,16 +111,19 @@ def chosen(
             f"max_len is {max_len}, and the model has positions for {positions} tokens; give at most that"
         )
     chunk = min(sizes.chunk or chunk, max_len)
-    contiguous = (sizes.cache or ("slots" if gpu else "paged")) == "slots"
+    if groups > 1 and sizes.cache == "paged":
+        raise ServingError("groups that attend to their own sequences have contiguous slots; leave cache='paged' out")
+    contiguous = groups > 1 or (sizes.cache or ("slots" if gpu else "paged")) == "slots"
     block = max_len if contiguous else min(sizes.block_size or _BLOCK, max_len)
     stored, own = sizes.cache_dtype or config.dtype, of_stage(config, stages)
     wanted, per_sequence = sizes.slots or most_slots, -(-max_len // block)
-    needs = _Needs.of(own, stored, contiguous, max_len)
+    kernel = contiguous and _has_kernel(config, devices, stored)
+    needs = _Needs.of(own, stored, contiguous, kernel, max_len)
     block_bytes = block * _bytes_per_token(own, stored) * stages
     memory = min(_memory_bytes(), _OF_MEMORY * device_bytes) * devices
     fixed, each = needs.params + chunk * needs.of_prompt, needs.of_sequence
     if contiguous:  # each sequence has a block
-        fewest, each = 1, each + block_bytes
+        fewest, each = groups, each + block_bytes
         most = sizes.blocks or wanted
     else:
         fewest, fixed, each = sizes.blocks or per_sequence, fixed + wanted * each, block_bytes
@@ -125,40 +138,36 @@ def chosen(
             needed_bytes=needed // devices,
             limit_bytes=int(memory) // devices,
         )
-    slots = min(wanted, blocks) if contiguous else wanted
+    slots = max(groups, min(wanted, blocks) // groups * groups) if contiguous else wanted
     blocks = slots if contiguous else blocks
     reuse = _REUSED if contiguous else 0
-    limits = Limits(slots, block, blocks, chunk, chunk + slots, sizes.queue or _QUEUED * slots, max_len, reuse)
+    limits = Limits(slots, block, blocks, chunk, chunk + slots, sizes.queue or _QUEUED * slots, max_len, reuse, groups)
     if contiguous:
-        return limits, _slot_cache(config, slots, max_len, devices, stored)
+        if kernel:
+            return limits, TritonCache((slots,), max_len, stored)
+        return limits, SlotCache(banks(limits.rungs), max_len, stored)
     ragged = jax.default_backend() == "tpu" and devices == 1 and stored not in EIGHT_BITS
     return limits, (RaggedCache if ragged else PagedCache)(blocks, block, stored)
 
 
-def _slot_cache(config: Any, slots: int, max_len: int, devices: int, stored: str) -> SlotCache:
-    """Our own kernel where a model, or a stage of it, is whole on one GPU; else cuDNN's, which XLA splits.
+def _has_kernel(config: Any, devices: int, stored: str) -> bool:
+    """Whether a model, or a stage of it, runs our own kernel: whole on one GPU; XLA splits cuDNN's alone.
 
     On an H200 (`benchmarks/serving.py`) steps of Llama-3-8B at a context of 1,024 took 7.4 ms with 64 sequences and
     16.2 with 256; with cuDNN's kernel and writes of their own, 8.3 and 17.5. It has sinks and caps, too, which cuDNN's
-    has not. Neither reads 8 bits: these are brought back to the model's type before.
+    has not, and reads 8 bits.
     """
     head_dim = Decoder.of(config, PagedCache(1, 1, config.dtype)).head_dim
-    own = (
-        devices == 1
-        and stored not in EIGHT_BITS
-        and config.attention != "plain"
-        and has_kernel(config.dtype, stored, head_dim)
-    )
-    return TritonCache((slots,), max_len, stored) if own else SlotCache(banks(slots), max_len, stored)
+    return devices == 1 and config.attention != "plain" and has_kernel(config.dtype, stored, head_dim)
 
 
-def banks(slots: int) -> tuple[int, ...]:
+def banks(rungs: Sequence[int]) -> tuple[int, ...]:
     """The sizes of the banks of a cache of slots: one more for each number of rows that is compiled.
 
-    >>> banks(256)
-    (1, 7, 56, 192)
+    >>> banks((1, 8, 64, 128))
+    (1, 7, 56, 64)
     """
-    return tuple(int(size) for size in np.diff((0, *row_ladder(slots))))
+    return tuple(int(size) for size in np.diff((0, *rungs)))
 
 
 def _bytes_per_token(config: Any, stored: str) -> int:
@@ -185,12 +194,12 @@ class _Needs:
     of_sequence: float
 
     @classmethod
-    def of(cls, config: Any, stored: str, contiguous: bool, max_len: int) -> "_Needs":
+    def of(cls, config: Any, stored: str, contiguous: bool, kernel: bool, max_len: int) -> "_Needs":
         decoder = Decoder.of(config, PagedCache(1, 1, config.dtype))
         written_out = not decoder.has_kernel()
         widest = max(getattr(config, "ffn", None) or 4 * config.hidden, config.hidden) * getattr(config, "active", 1)
         rows, scores = 20 * widest, 8 * config.heads * max_len * written_out
-        copies = (1 + written_out) * (not contiguous or stored in EIGHT_BITS)
+        copies = (1 + written_out) * (not contiguous or (stored in EIGHT_BITS and not kernel))
         copied = copies * max_len * _bytes_per_token(replace(config, layers=1), config.dtype)
         params = decoder.params()
         picked = _bytes(params["layers"][0]) if getattr(config, "experts", 0) else 0

@@ -61,10 +61,11 @@ class Candidate:
 
     def limits(self, longest: int, chunk: int) -> Limits:
         """What the scheduler of such a replica may use."""
+        batch = max(1, self.batch // self.prices.split.data) * self.prices.split.data  # each group has as many
         if self.role == "decode":  # prompts come computed, and cost it nothing
-            chunk = self.batch * longest
+            chunk = batch * longest
         blocks = max(1, self.room // _BLOCK)
-        return Limits(self.batch, _BLOCK, blocks, chunk, chunk + self.batch, _QUEUE, max(longest, 2))
+        return Limits(batch, _BLOCK, blocks, chunk, chunk + batch, _QUEUE, max(longest, 2))
 
 
 def degrees(work: DecoderWork, cluster: Cluster) -> Iterator[Degrees]:

@@ -75,9 +75,11 @@ class Degrees:
 
     def problem(self, work: DecoderWork) -> str:
         """Why a model cannot be split so; empty where it can."""
-        heads = min(a.heads for a in work.attention)
-        if heads % self.tensor:
-            return f"{heads} heads cannot be spread over {self.tensor} devices"
+        for a in work.attention:
+            if a.heads % self.tensor:
+                return f"{a.heads} heads cannot be spread over {self.tensor} devices"
+            if a.kv_heads % self.tensor and self.tensor % a.kv_heads:
+                return f"{a.kv_heads} heads of keys can be neither dealt to {self.tensor} devices nor repeated evenly"
         if self.pipeline > work.layers:
             return f"{work.layers} layers cannot be cut into {self.pipeline} stages"
         if (self.data > 1 or self.expert > 1) and not work.num_experts:
@@ -103,7 +105,12 @@ def weight_bytes(work: DecoderWork, split: Degrees, storage: Storage) -> float:
     """Bytes of weights on the fullest device."""
     stages = work.layers / ceil(work.layers / split.pipeline)
     layers = sum(p.num_weights * BYTES[storage.dtype_of(p, work)] / parts_of(p, split) / stages for p in work.products)
-    return layers + (work.head.num_weights + work.looked_up) * 2 / split.tensor
+    around = work.head.num_weights + work.looked_up
+    if (
+        split.pipeline > 1 and work.looked_up >= work.head.num_weights
+    ):  # the first stage looks up, the last has the head
+        around = work.looked_up
+    return layers + around * BYTES[storage.dtype_of(work.head, work)] / split.tensor
 
 
 def cache_bytes_per_token(work: DecoderWork, split: Degrees, storage: Storage) -> float:

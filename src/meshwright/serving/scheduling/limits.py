@@ -39,6 +39,7 @@ class Limits:
         queue: The most requests that wait; one more is refused.
         max_len: The most tokens of one sequence, its prompt included.
         reuse: Tokens of a piece of a prefix that contiguous slots have in common; 0 where blocks are shared.
+        groups: Groups of devices to which slots are dealt evenly, each of which attends to its own.
     """
 
     slots: int
@@ -49,12 +50,15 @@ class Limits:
     queue: int
     max_len: int
     reuse: int = 0
+    groups: int = 1
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value, least = getattr(self, field.name), int(field.name != "reuse")
             if value < least:
                 raise ServingError(f"{field.name} is {value}; give at least {least}")
+        if self.slots % self.groups:
+            raise ServingError(f"{self.slots} slots cannot be dealt to {self.groups} groups; give a multiple of them")
         if self.token_budget < self.slots:
             raise ServingError(
                 f"token_budget is {self.token_budget}, less than one token for each of {self.slots} slots; "
@@ -64,7 +68,7 @@ class Limits:
     @property
     def rungs(self) -> tuple[int, ...]:
         """The numbers of sequences that steps are compiled for."""
-        return row_ladder(self.slots)
+        return tuple(self.groups * rung for rung in row_ladder(self.slots // self.groups))
 
     @property
     def piece(self) -> int:
