@@ -1,4 +1,4 @@
-"""How many numbers of rows should steps be compiled for? What padding to the next one costs, by the engine's own prices.
+"""How many numbers of rows should steps be compiled for? What padding to the next one costs, by the engine's prices.
 
     python benchmarks/serving_rungs.py
 

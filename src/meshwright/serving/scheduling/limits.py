@@ -4,10 +4,10 @@ from dataclasses import dataclass, fields
 
 from meshwright.errors import ServingError
 
-#: Steps are padded to the next rung. Up to 64 rows a product takes as long as its weights take to read, and rungs are far
-#: apart; from there on every row counts, and they double: by the prices of eight models and chips
-#: (`benchmarks/serving_rungs.py`) a step takes 9% longer than one of its own rows in the mean, where rungs that are four
-#: times apart take 17%, and a rung for each doubling below 64 would save less than 1% more.
+#: Steps are padded to the next rung. Up to 64 rows a product takes as long as its weights take to read, and rungs are
+#: far apart; from there on every row counts, and they double. By the prices of eight models and chips a step takes 9%
+#: longer than one of its own rows in the mean, and 17% where rungs are four times apart; a rung for each doubling below
+#: 64 would save less than 1% more (`benchmarks/serving_rungs.py`).
 _FEW, _FEW_APART, _MANY_APART = 64, 8, 2
 
 
