@@ -33,9 +33,8 @@ from meshwright.hardware.load import local_cluster
 from meshwright.profiler.local import measured_cluster
 from meshwright.profiler.looping import looped
 from meshwright.profiler.measure import time_probes
-from meshwright.profiler.probes import collective_probe, probes
+from meshwright.profiler.probes import collective_probe, probes, window_probe
 from meshwright.profiler.survey import Survey, this_machine
-from meshwright.profiler.windows import WindowProbe
 from meshwright.runtime.spmd import spmd
 
 STEPS = 20
@@ -89,7 +88,7 @@ def stream(
 
 
 def convolution(batch: int, side: int, inputs: int, outputs: int, window: int, stride: int) -> Work:
-    probe = WindowProbe((jax.device_count(), 1, 1), batch, side, inputs, outputs, window, stride)
+    probe = window_probe(jax.device_count(), batch, side, inputs, outputs, window, stride)
 
     def predict(machine: mw.Cluster) -> float:
         chip = machine.chip

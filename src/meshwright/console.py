@@ -6,7 +6,7 @@ and no control character reaches the terminal.
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from rich import console as rich_console
@@ -78,6 +78,14 @@ def html_text(view: RenderableType) -> str:
     console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_jupyter=False)
     console.print(view)
     return console.export_html(inline_styles=True, code_format=_HTML)
+
+
+def bare_table(*columns: str, right: Collection[str] = ()) -> Table:
+    """A table without lines and title, of which some columns are numbers."""
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return table
 
 
 def plain_table(title: str, columns: Sequence[str], numbers: Sequence[str] = ()) -> Table:

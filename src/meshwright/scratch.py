@@ -7,16 +7,11 @@ would not tell: containers that share a folder count their processes apart.
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
-from typing import Any
 
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from meshwright.locks import locked_folder
 
 
 @contextmanager
@@ -35,7 +30,7 @@ def scratch_folder(purpose: str, root: str | Path | None = None) -> Iterator[Pat
         _remove(left)
     while True:
         folder = Path(mkdtemp(prefix=prefix, dir=place))
-        lock = _locked(folder)
+        lock = locked_folder(folder)
         if folder.exists():  # another one may look between the two lines above, and remove it
             break
     try:
@@ -46,23 +41,8 @@ def scratch_folder(purpose: str, root: str | Path | None = None) -> Iterator[Pat
             os.close(lock)
 
 
-def _locked(folder: Path) -> int | None:
-    """The lock on a folder; None where another process has it, or there are no locks."""
-    if fcntl is None:
-        return None
-    with suppress(OSError):
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-        else:
-            return lock
-    return None
-
-
 def _remove(folder: Path) -> None:
-    lock = _locked(folder)
+    lock = locked_folder(folder)
     if lock is not None:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)

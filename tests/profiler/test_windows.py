@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from meshwright.graph import trace
-from meshwright.profiler.windows import WindowProbe
+from meshwright.profiler.probes import window_probe
 from meshwright.rules import loop_nest
 
 
@@ -17,7 +17,7 @@ def test_a_probe_counts_as_the_rule_does(batch, side, inputs, outputs, window, s
         layout = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(image, kernel, (stride, stride), "SAME", dimension_numbers=layout)
 
-    probe = WindowProbe((1, 1, 1), batch, side, inputs, outputs, window, stride)
+    probe = window_probe(1, batch, side, inputs, outputs, window, stride)
     image = jax.ShapeDtypeStruct((batch, side, side, inputs), jnp.float32)
     kernel = jax.ShapeDtypeStruct((window, window, inputs, outputs), jnp.float32)
     (op,) = trace(convolve, image, kernel).graph.ops
@@ -26,7 +26,7 @@ def test_a_probe_counts_as_the_rule_does(batch, side, inputs, outputs, window, s
 
 
 def test_a_probe_runs_for_any_number_of_trips():
-    program = WindowProbe((8, 1, 1), 1, 6, 2, 3, 3, 2).compile()
+    program = window_probe(8, 1, 6, 2, 3, 3, 2).compile()
     first = [np.asarray(array) for array in program(0)]
     assert [array.shape for array in first] == [(8, 6, 6, 2), (24, 3, 2, 3), (8, 3, 3, 3)]
     assert not first[2].any() and all(np.isfinite(array).all() for array in program(3))

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from meshwright.blocks.block import Block, Segment
-from meshwright.console import Printed, Table
+from meshwright.console import Printed, bare_table
 from meshwright.graph import FORWARD, Graph
 from meshwright.units import format_seconds
 
@@ -49,10 +49,8 @@ class Blocks(Printed):
 
 def blocks_view(found: Blocks) -> RenderableType:
     """All there is to see: the blocks of every unique segment, and the sequence of segments."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("segment", "block", "contractions", "their loops", "choices", "operations", "backward"):
-        right = name in ("block", "choices", "operations", "backward")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    of_loops, counts = ("contractions", "their loops"), ("choices", "operations", "backward")
+    table = bare_table("segment", "block", *of_loops, *counts, right=("block", *counts))
     for place, segment in enumerate(found.segments):
         for nth, number in enumerate(segment.blocks):
             name = f"{place} {segment.fingerprint[:8]}" if nth == 0 else ""

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from meshwright import zoo
-from meshwright.console import Table
+from meshwright.console import Table, bare_table
 from meshwright.hardware import Chip, chips, find_chip
 from meshwright.hardware.storage import to_plain
 from meshwright.units import format_bytes
@@ -19,7 +19,8 @@ def model_rows() -> list[dict[str, Any]]:
 
 def model_table(rows: list[dict[str, Any]]) -> Table:
     """The models for people."""
-    table = _table("name", "family", "parameters", "layers", "batch", "seq", "shape", right=("parameters", "layers"))
+    counts = "parameters", "layers"
+    table = bare_table("name", "family", *counts, "batch", "seq", "shape", right=counts)
     for row in rows:
         shape = dict(row["shape"])
         layers = shape.pop("layers", shape.pop("stages", ""))
@@ -53,7 +54,7 @@ def chip_table() -> Table:
     """The chips for people; rates are dense peaks, and links are given by the rate at which one device sends."""
     rates = ("GB/s", "16-bit TFLOP/s", "32-bit")
     links = ("in a host, GB/s", "between hosts")
-    table = _table("name", "memory", *rates, *links, "peaks from", right=("memory", *rates))
+    table = bare_table("name", "memory", *rates, *links, "peaks from", right=("memory", *rates))
     table.caption = "The source of every figure: meshwright chips NAME"
     table.caption_justify = "left"
     for chip in chips():
@@ -73,18 +74,11 @@ def chip_table() -> Table:
 def figure_table(name: str) -> Table:
     """Every figure of one chip with where it came from."""
     chip = find_chip(name)
-    table = _table("figure", "value", "sure", "date", "source", right=("value",))
+    table = bare_table("figure", "value", "sure", "date", "source", right=("value",))
     table.title = f"{chip.name} ({chip.vendor}); also called {', '.join(chip.aliases) or 'nothing else'}"
     table.title_justify = "left"
     for figure in chip.figures:
         table.add_row(figure.name, f"{figure.value:.6g}", figure.sure, figure.date, figure.source)
-    return table
-
-
-def _table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return table
 
 

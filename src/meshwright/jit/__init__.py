@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.jit import beside
+from meshwright.locks import claimed
 
 # Infinities are legal values in every kernel (impossible pairs), NaN never occurs: so nnan is set, not ninf. No flag
 # may change the rounding, which has to be that of the interpreter.
@@ -198,7 +199,7 @@ class Kernel:
                 return self._interpret(*args)
             if not self.is_kept:
                 beside.start()
-            with compiling.making(self), beside.claimed(self.lock_path):
+            with compiling.making(self), claimed(self.lock_path):
                 self.machine_code.compile(self._types(args))
         return self.machine_code(*args)
 
@@ -238,7 +239,7 @@ class Needed:
 
     def compile(self) -> None:
         """Compiles it to disk, unless that is done or another process is doing it."""
-        with beside.claimed(self.kernel.lock_path, patient=False) as free:
+        with claimed(self.kernel.lock_path, patient=False) as free:
             if free:
                 self.kernel.machine_code.compile(self.types)
 

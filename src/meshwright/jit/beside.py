@@ -9,16 +9,9 @@ import atexit
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows: kernels may be compiled twice
-    fcntl = None
+from meshwright.locks import HAS_LOCKS
 
 _SWITCH = "MESHWRIGHT_COMPILE_BESIDE"
 _started: list[subprocess.Popen] = []
@@ -27,7 +20,7 @@ _started: list[subprocess.Popen] = []
 def start() -> None:
     """Starts the other process, unless that was done, or is not worth it, or ``MESHWRIGHT_COMPILE_BESIDE=0``."""
     wanted = os.environ.get(_SWITCH, "1") != "0" and (os.cpu_count() or 1) > 1
-    if _started or fcntl is None or not wanted or not sys.executable:
+    if _started or not HAS_LOCKS or not wanted or not sys.executable:
         return
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -42,23 +35,3 @@ def _stop() -> None:
     for process in _started:
         process.terminate()
         process.wait()
-
-
-@contextmanager
-def claimed(path: Path | None, patient: bool = True) -> Iterator[bool]:
-    """Keeps a file to this process; yields whether it does, and waits until it can if it is patient."""
-    if fcntl is None or path is None:
-        yield True
-        return
-    try:
-        file = path.open("w")
-    except OSError:  # a folder that is gone or cannot be written: nothing is kept there, and nobody else is in the way
-        yield True
-        return
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-            return
-        yield True

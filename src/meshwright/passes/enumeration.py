@@ -18,9 +18,10 @@ from typing import Any
 import jax
 import numpy as np
 from rich.console import Group, RenderableType
+from scipy.stats import rankdata
 
 from meshwright.blocks import Blocks, Segment, blocks_of
-from meshwright.console import Printed, Table
+from meshwright.console import Printed, Table, bare_table
 from meshwright.errors import ShardingError
 from meshwright.graph import Traced, trace
 from meshwright.hardware import Cluster, Mesh
@@ -106,13 +107,15 @@ class Enumeration(Printed):
         return Group(head, "", self._summary(), "", self._table(), *self._failed())
 
     def _summary(self) -> Table:
-        table = _table("predictor", "rank correlation with kernel time", "regret of choosing by it")
+        figures = "rank correlation with kernel time", "regret of choosing by it"
+        table = bare_table("predictor", *figures, right=figures)
         for name, words in PREDICTORS.items():
             table.add_row(words, f"{self.correlation(name):.3f}", f"{self.regret(name):.1%}")
         return table
 
     def _table(self) -> Table:
-        table = _table("combination", "kernel time", "profile", "planner's price", "sent", "memory")
+        figures = "kernel time", "profile", "planner's price", "sent", "memory"
+        table = bare_table("combination", *figures, right=figures)
         for row in self.rows:
             times = (format_seconds(s) for s in (row.kernel_s, row.profile_s, row.price_s))
             table.add_row(row.choices, *times, format_bytes(row.sent_bytes), format_bytes(row.memory_bytes))
@@ -139,29 +142,16 @@ def write_page(found: Enumeration, path: Path) -> None:
     write_whole(path, template.replace("{{data}}", data.replace("NaN", "null")))
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="left" if name == columns[0] else "right", overflow="fold")
-    return table
-
-
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     """Spearman's rank correlation; equal values share their mean rank. NaN where either is constant.
 
     >>> rank_correlation([1, 2, 3, 3], [10, 20, 30, 40])
     0.9486832980505138
     """
-    ranks = [_ranks(values) for values in (one, other)]
+    ranks = [rankdata(values) for values in (one, other)]
     if any(np.ptp(r) == 0 for r in ranks):
         return float("nan")
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    _, inverse, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return ((ends - counts + 1 + ends) / 2)[inverse]
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def enumerate_segment(

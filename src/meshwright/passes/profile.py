@@ -9,7 +9,7 @@ import jax
 from rich.console import Group, RenderableType
 
 from meshwright.blocks import Blocks, Segment
-from meshwright.console import Printed, Table
+from meshwright.console import Printed, bare_table
 from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.profiler.measurements import Database, Measurement
@@ -57,10 +57,8 @@ class Profile(Printed):
         return f"<Profile: {len(self.rows)} combinations of {len(self.segments)} segments>"
 
     def __rich__(self) -> RenderableType:
-        table = Table(box=None, pad_edge=False)
-        for name in ("segment", "search space", "combination", "time", "memory", "planner's price", "measured as"):
-            right = name in ("time", "memory", "planner's price")
-            table.add_column(name, justify="right" if right else "left", overflow="fold")
+        figures = "time", "memory", "planner's price"
+        table = bare_table("segment", "search space", "combination", *figures, "measured as", right=figures)
         for number, segment in enumerate(self.segments):
             first = f"{number} {segment.fingerprint[:8]}", f"{segment.space} = {segment.num_combinations}"
             for row in (row for row in self.rows if row.segment == number):

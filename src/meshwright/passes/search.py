@@ -9,7 +9,7 @@ import jax
 from rich.console import Group, RenderableType
 
 from meshwright.blocks import Block, Blocks
-from meshwright.console import Printed, Table
+from meshwright.console import Printed, bare_table
 from meshwright.graph import Traced
 from meshwright.hardware import Cluster
 from meshwright.planner.methods import Auto
@@ -66,9 +66,7 @@ class ProfiledPlan(Printed):
         return f"<Search: {format_seconds(self.step_s)} a step, {self.tflops / self.step_s:.3g} TFLOP/s a device>"
 
     def __rich__(self) -> RenderableType:
-        table = Table(box=None, pad_edge=False)
-        for name in ("block", "first contraction", "strategy"):
-            table.add_column(name, justify="right" if name == "block" else "left", overflow="fold")
+        table = bare_table("block", "first contraction", "strategy", right=("block",))
         for one in self.chosen:
             table.add_row(str(one.block), one.label, one.strategy)
         shape = "×".join(map(str, self.plan.mesh.sizes))

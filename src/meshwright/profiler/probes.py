@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +14,8 @@ from jax import lax
 from meshwright.hardware.collectives import KINDS
 from meshwright.profiler.looping import looped
 from meshwright.profiler.survey import Machine
-from meshwright.profiler.windows import WindowProbe
+
+_LAYOUT = ("NHWC", "HWIO", "NHWC")  # of convolutions
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Probe:
 
     Attributes:
         view: Sizes of the device mesh; the middle axis holds the groups of a collective.
-        length: Rows of a product's operands, numbers in a buffer otherwise, on one device.
+        body: What is done: it takes and returns as many arrays as there are.
+        arrays: Makes the initial arrays of one device.
         unroll: How often it is done in one trip.
         flops: As in `Reading`: FLOPs beside the amount.
     """
@@ -31,7 +34,8 @@ class Probe:
     amount: float
     dtype: str
     view: tuple[int, int, int]
-    length: int
+    body: Callable[..., Any]
+    arrays: Callable[[], tuple[np.ndarray, ...]]
     across: bool = False
     unroll: int = 1
     flops: float = 0.0
@@ -42,16 +46,17 @@ class Probe:
 
     def compile(self) -> Callable[[int], Any]:
         """The program: called with a number of trips, it starts running and returns a result to wait for."""
-        return looped(_BODIES[self.what], self._arrays(), self.view, self.unroll)
+        return looped(self.body, self.arrays(), self.view, self.unroll)
 
-    def _arrays(self) -> tuple[np.ndarray, ...]:
-        """One device's arrays."""
-        dtype = jnp.dtype(self.dtype)
-        if self.what not in ("matmul", "launch"):
-            return (np.ones(self.length, dtype),)
-        # Products of such matrices neither vanish nor overflow, however often they are repeated.
-        drawn = np.random.default_rng(0).normal(size=(2, self.length, self.length)) / math.sqrt(self.length)
-        return tuple(drawn.astype(dtype))
+
+def _matrices(length: int, dtype: str) -> tuple[np.ndarray, ...]:
+    """Products of such matrices neither vanish nor overflow, however often they are repeated."""
+    drawn = np.random.default_rng(0).normal(size=(2, length, length)) / math.sqrt(length)
+    return tuple(drawn.astype(jnp.dtype(dtype)))
+
+
+def _ones(length: int) -> tuple[np.ndarray, ...]:
+    return (np.ones(length, np.float32),)
 
 
 def _matmul(x: Any, w: Any) -> tuple[jax.Array, ...]:
@@ -90,11 +95,7 @@ def _permute(x: Any) -> tuple[jax.Array, ...]:
     return (lax.ppermute(x, "group", [(i, (i + 1) % count) for i in range(count)]),)
 
 
-_BODIES: dict[str, Callable[..., Any]] = {
-    "launch": _matmul,
-    "matmul": _matmul,
-    "memory": _stream,
-    "special": _special,
+_COLLECTIVES: dict[str, Callable[..., Any]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
@@ -126,29 +127,66 @@ CPU = Sizes((64, 192), (2**18, 2**21), (2**12, 2**20), (2, 32), 1)
 ACCELERATOR = Sizes((512, 4096), (2**29,), (2**16, 2**22, 2**26), (32, 128), 8)
 
 
-def probes(machine: Machine, sizes: Sizes | None = None) -> list[Probe | WindowProbe]:
+def probes(machine: Machine, sizes: Sizes | None = None) -> list[Probe]:
     """All probes of a machine, the most important first."""
     sizes = sizes or (CPU if machine.platform == "cpu" else ACCELERATOR)
-    compute = list(_compute(machine.num_devices, sizes))
+    compute = list(_compute((machine.num_devices, 1, 1), sizes))
     return [*compute, *_windows(machine.num_devices, sizes), *_collectives(machine, sizes)]
 
 
-def _compute(num_devices: int, sizes: Sizes) -> Iterator[Probe]:
-    view = (num_devices, 1, 1)
-    yield Probe("launch", 0.0, "float32", view, 8, unroll=sizes.unroll)
+def _compute(view: tuple[int, int, int], sizes: Sizes) -> Iterator[Probe]:
+    yield Probe("launch", 0.0, "float32", view, _matmul, partial(_matrices, 8, "float32"), unroll=sizes.unroll)
     for length in sizes.memory:
-        yield Probe("memory", 2.0 * length, "float32", view, length // 4)
+        yield Probe("memory", 2.0 * length, "float32", view, _stream, partial(_ones, length // 4))
     length = sizes.memory[0] // 4  # reads and writes a number, which takes a root and a division
-    yield Probe("special", 2.0 * length, "float32", view, length)
+    yield Probe("special", 2.0 * length, "float32", view, _special, partial(_ones, length))
     for dtype in ("float32", "bfloat16"):
         for length in sizes.matmul:
-            yield Probe("matmul", 2.0 * length**3, dtype, view, length, unroll=sizes.unroll)
+            matrices = partial(_matrices, length, dtype)
+            yield Probe("matmul", 2.0 * length**3, dtype, view, _matmul, matrices, unroll=sizes.unroll)
 
 
-def _windows(num_devices: int, sizes: Sizes) -> Iterator[WindowProbe]:
+def _windows(num_devices: int, sizes: Sizes) -> Iterator[Probe]:
     """The first convolution of a network for images, and a part of a further one whose features are split."""
     for inputs, outputs, window, stride in ((3, 8, 7, 2), (16, 8, 3, 1)):
-        yield WindowProbe((num_devices, 1, 1), *sizes.images, inputs, outputs, window, stride, sizes.unroll)
+        yield window_probe(num_devices, *sizes.images, inputs, outputs, window, stride, sizes.unroll)
+
+
+def window_probe(
+    num_devices: int, batch: int, side: int, inputs: int, outputs: int, window: int, stride: int, unroll: int = 1
+) -> Probe:
+    """One convolution to time, of few features: fetching the numbers under the windows takes most of its time.
+
+    Only forward convolutions are timed: inside a loop, where probes run, XLA's CPU backend leaves those of gradients in
+    a layout that it has no quick kernel for, and outside of loops, where programs have them, all kinds take about as
+    long.
+
+    Args:
+        num_devices: How many devices do it.
+        batch: Images on one device.
+        side: Pixels on each side of an image.
+        inputs: Features of a pixel.
+        outputs: Features of a pixel of the result.
+        window: Pixels on each side of the window.
+        stride: Pixels from one position of the window to the next.
+        unroll: How often one trip repeats it.
+    """
+    positions = -(-side // stride)
+    amount = float(batch * positions**2 * window)  # positions of the window times rows of pixels under it
+
+    def arrays() -> tuple[np.ndarray, ...]:
+        draw = np.random.default_rng(0).normal
+        image, kernel = draw(size=(batch, side, side, inputs)), draw(size=(window, window, inputs, outputs))
+        result = np.zeros((batch, positions, positions, outputs))
+        return tuple(array.astype(np.float32) for array in (image, kernel, result))
+
+    def body(image: Any, kernel: Any, made: Any) -> tuple[jax.Array, ...]:
+        made = lax.conv_general_dilated(image, kernel, (stride,) * 2, "SAME", dimension_numbers=_LAYOUT)
+        first = (0, 0, 0, 0)
+        return lax.dynamic_update_slice(image, made[:1, :1, :1, :1], first), kernel, made  # so that trips differ
+
+    flops = 2.0 * amount * window * inputs * outputs
+    return Probe("window", amount, "float32", (num_devices, 1, 1), body, arrays, unroll=unroll, flops=flops)
 
 
 def _collectives(machine: Machine, sizes: Sizes) -> Iterator[Probe]:
@@ -166,7 +204,8 @@ def collective_probe(
     size = view[1]
     shared = kind in ("all_gather", "all_to_all")  # their bytes are those of a group, not of a device
     length = -(-num_bytes // 4 // (size if shared else 1) // size) * size  # all-to-alls and scatters cut it evenly
-    return Probe(kind, 4.0 * length * (size if shared else 1), "float32", view, length, across, unroll)
+    amount = 4.0 * length * (size if shared else 1)
+    return Probe(kind, amount, "float32", view, _COLLECTIVES[kind], partial(_ones, length), across, unroll)
 
 
 def views(num_processes: int, devices: int) -> list[tuple[tuple[int, int, int], bool]]:

@@ -7,7 +7,7 @@ import typer
 
 from meshwright.cli.console import CommandError, Stages, note, show, write_json
 from meshwright.cli.options import JsonFlag
-from meshwright.console import Table
+from meshwright.console import Table, bare_table
 from meshwright.units import format_bytes, format_seconds
 
 
@@ -56,7 +56,7 @@ def class_table(machine: Any, again: bool) -> Table:
                 for remark in calibrate(machine, database, stages.say):
                     note(remark)
         factors = efficiencies(database, machine.chip)
-    table = _table("classes of operations", "measured ÷ modelled")
+    table = bare_table("classes of operations", "measured ÷ modelled", right=("measured ÷ modelled",))
     for name, factor in factors.items():
         table.add_row(name, f"{factor:.2f}")
     return table
@@ -65,7 +65,7 @@ def class_table(machine: Any, again: bool) -> Table:
 def chip_table(machine: Any) -> Table:
     """The figures of one device while all of them work."""
     chip = machine.chip
-    table = _table("of each device, all at work", "figure")
+    table = bare_table("of each device, all at work", "figure", right=("figure",))
     table.add_row("products, float32", _rate(chip.peak_flops("float32")))
     table.add_row("products, bfloat16", _rate(chip.peak_flops("bfloat16")))
     table.add_row("memory", format_bytes(chip.memory_bytes))
@@ -78,7 +78,8 @@ def chip_table(machine: Any) -> Table:
 
 def timing_table(machine: Any) -> Table:
     """α and β of every collective that was measured."""
-    table = _table("collective", "devices", "over", "α", "β, s/GB", "a MiB takes")
+    times = "α", "β, s/GB", "a MiB takes"
+    table = bare_table("collective", "devices", "over", *times, right=("devices", *times))
     for over, link in (("one process", machine.intra), ("processes", machine.inter)):
         for timing in link.timings:
             mebibyte_s = timing.alpha_s + timing.beta_s * 2**20
@@ -89,10 +90,3 @@ def timing_table(machine: Any) -> Table:
 
 def _rate(flops: float) -> str:
     return f"{flops / 1e12:.3g} TFLOP/s" if flops >= 1e12 else f"{flops / 1e9:.3g} GFLOP/s"
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="left" if name in (columns[0], "over") else "right")
-    return table

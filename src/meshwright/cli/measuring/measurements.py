@@ -8,7 +8,7 @@ import typer
 
 from meshwright.cli.console import CommandError, note, show, write_json
 from meshwright.cli.options import JsonFlag
-from meshwright.console import Table
+from meshwright.console import Table, bare_table
 from meshwright.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ def _summary(rows: "list[Measurement]", compiler: str) -> Table:
     groups: dict[tuple[str, ...], list[Measurement]] = {}
     for m in rows:
         groups.setdefault((m.key.fingerprint, m.key.chip, m.key.link, m.key.dtype, m.key.compiler), []).append(m)
-    table = _table("segment", "chip", "link", "dtype", "compiler", "measured", "best", "last")
+    figures = "measured", "best"
+    table = bare_table("segment", "chip", "link", "dtype", "compiler", *figures, "last", right=figures)
     for (fingerprint, chip, link, dtype, of), members in groups.items():
         times = [m.seconds for m in members if m.seconds is not None]
         table.add_row(
@@ -135,18 +136,11 @@ def _summary(rows: "list[Measurement]", compiler: str) -> Table:
 
 
 def _details(rows: "list[Measurement]") -> Table:
-    table = _table("shardings", "kind", "time", "memory", "chip", "compiler", "measured on")
+    figures = "time", "memory"
+    table = bare_table("shardings", "kind", *figures, "chip", "compiler", "measured on", right=figures)
     for m in sorted(rows, key=lambda m: (m.seconds is None, m.seconds or 0)):
         time = m.failure if m.seconds is None else format_seconds(m.seconds)
         memory = "-" if m.memory_bytes is None else format_bytes(m.memory_bytes)
         where = f"{m.host}, {m.measured_at[:16]}, {m.package}"
         table.add_row(m.key.shardings, m.kind, time, memory, m.key.chip, m.key.compiler, where)
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        right = name in ("measured", "best", "time", "memory")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
     return table

@@ -10,19 +10,14 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
+from meshwright.locks import claimed
 from meshwright.profiler.database import cache_folder
 from meshwright.profiler.measurements.measurement import Key, Measurement
-
-try:
-    import fcntl as _fcntl
-except ImportError:  # not a POSIX system: SQLite's own locks remain
-    _fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +54,8 @@ def open_database(path: str | os.PathLike[str] | None = None) -> "Database":
     place = cache_folder() / FILE_NAME if path is None else Path(path)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _guarded(place):
+        # One process at a time checks and replaces the file: else two would move each other's new file aside.
+        with claimed(place.with_name(f"{place.name}.lock")):
             return Database(_connect(place), place)
     except (OSError, sqlite3.OperationalError) as error:
         if path is not None:
@@ -124,17 +120,6 @@ def _move_aside(path: Path, why: str, word: str) -> None:
     for ending in ("-wal", "-shm"):
         Path(f"{path}{ending}").unlink(missing_ok=True)
     log.warning("%s %s: it was moved to %s, and measurements begin anew", path, why, target)
-
-
-@contextmanager
-def _guarded(path: Path) -> Iterator[None]:
-    """Lets one process at a time check and replace the file: else two would move each other's new file aside."""
-    if _fcntl is None:
-        yield
-        return
-    with open(f"{path}.lock", "w") as file:
-        _fcntl.flock(file, _fcntl.LOCK_EX)
-        yield
 
 
 class Database:
