@@ -3,8 +3,8 @@
 from typing import Any
 
 from meshwright.hf.architectures import rope
-from meshwright.hf.architectures.base import Architecture, Json, Key, Unsupported
-from meshwright.hf.architectures.llama import DECODER, SIZES, SWIGLU, UNUSED, kv_heads
+from meshwright.hf.architectures.base import Json, Key, Unsupported
+from meshwright.hf.architectures.llama import DECODER, SIZES, SWIGLU, decoder, kv_heads, written
 from meshwright.hf.layout import Weight
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
@@ -30,10 +30,6 @@ _DERIVED = ("num_key_value_heads", "layer_types", "hidden_act", *rope.KEYS)
 def _gemma_derived(keys: Json) -> Json:
     none = {"window": None, "period": 1, "norms_queries": False, "norms_outputs": False}
     return {**kv_heads(keys), **rope.read(keys, 10_000.0), **none, "query_width": keys.get("head_dim", 256)}
-
-
-def _gemma_written(config: Any) -> Json:
-    return {"num_key_value_heads": config.kv_heads, **rope.written(config)}
 
 
 def kinds(layers: int, period: int) -> list[str]:
@@ -96,7 +92,7 @@ def _gemma3_written(config: Any) -> Json:
     }
 
 
-GEMMA = Architecture(
+GEMMA = decoder(
     "gemma",
     "GemmaForCausalLM",
     "gemma",
@@ -104,13 +100,11 @@ GEMMA = Architecture(
     weights=(*DECODER, *SWIGLU),
     # The released files say "gelu", which transformers takes for the approximation with tanh.
     only={**_ONLY, "hidden_activation": ("gelu_pytorch_tanh", None), "hidden_act": ("gelu_pytorch_tanh", "gelu")},
-    prefixes=("model.",),
     derived=_gemma_derived,
     derived_keys=("num_key_value_heads", *rope.KEYS),
-    written=_gemma_written,
-    unused=UNUSED,
+    written=written,
 )
-GEMMA2 = Architecture(
+GEMMA2 = decoder(
     "gemma2",
     "Gemma2ForCausalLM",
     "gemma",
@@ -122,13 +116,11 @@ GEMMA2 = Architecture(
     ),
     weights=_WEIGHTS,
     only=_ONLY,
-    prefixes=("model.",),
     derived=_gemma2_derived,
     derived_keys=_DERIVED,
     written=_gemma2_written,
-    unused=UNUSED,
 )
-GEMMA3 = Architecture(
+GEMMA3 = decoder(
     "gemma3_text",
     "Gemma3ForCausalLM",
     "gemma",
@@ -139,9 +131,7 @@ GEMMA3 = Architecture(
     ),
     weights=_WEIGHTS,
     only={**_ONLY, "attn_logit_softcapping": (None,)},  # transformers reads such a cap and does not apply it
-    prefixes=("model.",),
     derived=_gemma3_derived,
     derived_keys=(*_DERIVED, "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern"),
     written=_gemma3_written,
-    unused=UNUSED,
 )

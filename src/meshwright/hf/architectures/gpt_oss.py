@@ -3,9 +3,9 @@
 from typing import Any
 
 from meshwright.hf.architectures import rope
-from meshwright.hf.architectures.base import Architecture, Json, Key
+from meshwright.hf.architectures.base import Json, Key
 from meshwright.hf.architectures.gemma import alternating, kinds
-from meshwright.hf.architectures.llama import DECODER, SIZES, TIED, UNUSED, kv_heads
+from meshwright.hf.architectures.llama import DECODER, SIZES_LATER, TIED, decoder, kv_heads, written
 from meshwright.hf.layout import Pick, Weight
 
 _GATE, _UP = (Pick("half", index, 2) for index in range(2))
@@ -43,15 +43,15 @@ def _derived(keys: Json) -> Json:
 
 
 def _written(config: Any) -> Json:
-    return {"num_key_value_heads": config.kv_heads, "layer_types": kinds(config.layers, 2), **rope.written(config)}
+    return {"layer_types": kinds(config.layers, 2), **written(config)}
 
 
-GPT_OSS = Architecture(
+GPT_OSS = decoder(
     "gpt_oss",
     "GptOssForCausalLM",
     "gpt_oss",
     keys=(
-        *(key if key.field != "epsilon" else Key("rms_norm_eps", "epsilon", 1e-5) for key in SIZES),
+        *SIZES_LATER,
         TIED,
         Key("head_dim", "head_dim", 64),
         Key("num_local_experts", "experts", 128),
@@ -66,10 +66,8 @@ GPT_OSS = Architecture(
         "swiglu_limit": (7.0,),
         "swiglu_alpha": (1.702,),
     },
-    prefixes=("model.",),
     derived=_derived,
     # The released files say two things twice.
     derived_keys=("num_key_value_heads", "layer_types", "experts_per_token", "initial_context_length", *rope.KEYS),
     written=_written,
-    unused=UNUSED,
 )

@@ -31,16 +31,22 @@ SWIGLU = (
     Weight("layers/{i}/up_bias", "layers.{i}.mlp.up_proj.bias", "f -> f"),
     Weight("layers/{i}/down_bias", "layers.{i}.mlp.down_proj.bias", "d -> d"),
 )
-SIZES = (
+_SIZES = (
     Key("vocab_size", "vocab"),
     Key("hidden_size", "hidden"),
     Key("num_hidden_layers", "layers"),
     Key("num_attention_heads", "heads"),
     Key("intermediate_size", "ffn"),
-    Key("rms_norm_eps", "epsilon", 1e-6),
 )
+SIZES = (*_SIZES, Key("rms_norm_eps", "epsilon", 1e-6))
+SIZES_LATER = (*_SIZES, Key("rms_norm_eps", "epsilon", 1e-5))  # of those that transformers has with this default
 TIED = Key("tie_word_embeddings", "tied", False)
 UNUSED = (r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", r"/lm_head\.weight")  # the head, where it is tied
+
+
+def decoder(model_type: str, class_name: str, family: str, **parts: Any) -> Architecture:
+    """An architecture whose tensors are named as a Llama's; `parts` are its other attributes."""
+    return Architecture(model_type, class_name, family, prefixes=("model.",), unused=UNUSED, **parts)
 
 
 def kv_heads(keys: Json) -> Json:
@@ -60,13 +66,19 @@ def head_size(keys: Json) -> Json:
     return {"head_size": None if follows else given}
 
 
-def _written(config: Any) -> Json:
-    return {"num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, **rope.written(config)}
+def written(config: Any) -> Json:
+    """The keys of the heads of keys and values, and of rotary positions."""
+    return {"num_key_value_heads": config.kv_heads, **rope.written(config)}
+
+
+def written_head(config: Any) -> Json:
+    """The same with the width of a head."""
+    return written(config) | {"head_dim": config.head_dim}
 
 
 def _written_llama(config: Any) -> Json:
     biases = {"attention_bias": "o" in config.biases, "mlp_bias": "gate" in config.biases}
-    return _written(config) | biases
+    return written_head(config) | biases
 
 
 def _windowed(keys: Json) -> Json:
@@ -74,33 +86,29 @@ def _windowed(keys: Json) -> Json:
 
 
 def _written_windowed(config: Any) -> Json:
-    return _written(config) | {"sliding_window": config.window}
+    return written_head(config) | {"sliding_window": config.window}
 
 
 _ROPE = ("num_key_value_heads", "head_dim", *rope.KEYS)
-LLAMA = Architecture(
+LLAMA = decoder(
     "llama",
     "LlamaForCausalLM",
     "llama",
     keys=(*SIZES, TIED),
     weights=(*DECODER, *SWIGLU),
     only={"hidden_act": ("silu",), "pretraining_tp": (1, 0, None)},
-    prefixes=("model.",),
     derived=_derived,
     derived_keys=("attention_bias", "mlp_bias", *_ROPE),
     written=_written_llama,
-    unused=UNUSED,
 )
-MISTRAL = Architecture(
+MISTRAL = decoder(
     "mistral",
     "MistralForCausalLM",
     "llama",
     keys=(*SIZES, TIED),
     weights=(*DECODER, *SWIGLU),
     only={"hidden_act": ("silu",)},
-    prefixes=("model.",),
     derived=_windowed,
     derived_keys=("sliding_window", *_ROPE),
     written=_written_windowed,
-    unused=UNUSED,
 )

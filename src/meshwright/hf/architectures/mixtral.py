@@ -1,10 +1,8 @@
 """Mixtral: a Llama with experts, each of whose matrices is a tensor of its own."""
 
-from typing import Any
-
 from meshwright.hf.architectures import rope
-from meshwright.hf.architectures.base import Architecture, Json, Key
-from meshwright.hf.architectures.llama import DECODER, SIZES, TIED, UNUSED, head_size, kv_heads
+from meshwright.hf.architectures.base import Json, Key
+from meshwright.hf.architectures.llama import DECODER, SIZES_LATER, TIED, decoder, head_size, kv_heads, written_head
 from meshwright.hf.layout import Weight
 
 _EXPERTS = (
@@ -20,16 +18,12 @@ def _derived(keys: Json) -> Json:
     return {**no_drops, **kv_heads(keys), **head_size(keys), **rope.read(keys, 1_000_000.0)}
 
 
-def _written(config: Any) -> Json:
-    return {"num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, **rope.written(config)}
-
-
-MIXTRAL = Architecture(
+MIXTRAL = decoder(
     "mixtral",
     "MixtralForCausalLM",
     "mixtral",
     keys=(
-        *(key if key.field != "epsilon" else Key("rms_norm_eps", "epsilon", 1e-5) for key in SIZES),
+        *SIZES_LATER,
         TIED,
         Key("num_local_experts", "experts", 8),
         Key("num_experts_per_tok", "active", 2),
@@ -37,9 +31,7 @@ MIXTRAL = Architecture(
     ),
     weights=(*DECODER, *_EXPERTS),
     only={"hidden_act": ("silu",)},
-    prefixes=("model.",),
     derived=_derived,
     derived_keys=("num_key_value_heads", "head_dim", *rope.KEYS),
-    written=_written,
-    unused=UNUSED,
+    written=written_head,
 )

@@ -3,8 +3,8 @@
 from typing import Any
 
 from meshwright.hf.architectures import rope
-from meshwright.hf.architectures.base import Architecture, Json, Key, Unsupported
-from meshwright.hf.architectures.llama import DECODER, SIZES, SWIGLU, TIED, UNUSED, kv_heads
+from meshwright.hf.architectures.base import Json, Key, Unsupported
+from meshwright.hf.architectures.llama import DECODER, SIZES, SWIGLU, TIED, decoder, kv_heads, written
 from meshwright.hf.layout import Weight
 
 _ONLY = {"hidden_act": ("silu",), "use_sliding_window": (False,)}
@@ -31,14 +31,10 @@ def _derived_qwen2(keys: Json) -> Json:
     return _derived(keys) | {"biases": ("q", "k", "v")}
 
 
-def _written(config: Any) -> Json:
-    return {"num_key_value_heads": config.kv_heads, **rope.written(config)}
-
-
 def _written_qwen2(config: Any) -> Json:
     if config.head_size is not None:
         raise Unsupported("Qwen 2 has heads of the width that follows from the others")
-    return _written(config)
+    return written(config)
 
 
 def _derived_experts(keys: Json) -> Json:
@@ -51,36 +47,32 @@ def _derived_experts(keys: Json) -> Json:
 
 
 def _written_experts(config: Any) -> Json:
-    return _written(config) | {"num_experts": config.experts, "norm_topk_prob": True}
+    return written(config) | {"num_experts": config.experts, "norm_topk_prob": True}
 
 
-QWEN2 = Architecture(
+QWEN2 = decoder(
     "qwen2",
     "Qwen2ForCausalLM",
     "llama",
     keys=(*SIZES, TIED),
     weights=(*DECODER, *SWIGLU),
     only=_ONLY,
-    prefixes=("model.",),
     derived=_derived_qwen2,
     derived_keys=_DERIVED,
     written=_written_qwen2,
-    unused=UNUSED,
 )
-QWEN3 = Architecture(
+QWEN3 = decoder(
     "qwen3",
     "Qwen3ForCausalLM",
     "qwen",
     keys=(*SIZES, TIED, Key("head_dim", "head_dim", 128)),
     weights=(*DECODER, *_QUERY_NORMS, *SWIGLU),
     only={**_ONLY, "attention_bias": (False,)},
-    prefixes=("model.",),
     derived=_derived,
     derived_keys=_DERIVED,
-    written=_written,
-    unused=UNUSED,
+    written=written,
 )
-QWEN3_MOE = Architecture(
+QWEN3_MOE = decoder(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
     "qwen",
@@ -93,7 +85,6 @@ QWEN3_MOE = Architecture(
     ),
     weights=(*DECODER, *_QUERY_NORMS, *_EXPERTS),
     only={**_ONLY, "attention_bias": (False,), "decoder_sparse_step": (1,)},
-    prefixes=("model.",),
     derived=_derived_experts,
     derived_keys=(
         "num_experts",
@@ -104,5 +95,4 @@ QWEN3_MOE = Architecture(
         *_DERIVED,
     ),
     written=_written_experts,
-    unused=UNUSED,
 )
