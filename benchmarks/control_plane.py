@@ -33,7 +33,7 @@ from report import table
 
 from meshwright import jax_devices
 from meshwright.runtime.processes import agreement, connections, peers, rendezvous, tree
-from meshwright.training import save_barrier
+from meshwright.training.saving import barrier as save_barrier
 
 STEPS, STEP_S, LEAVES, CHECKS = 20, 1.0, 300, 6
 TYPES = {"state": "float32[4096, 4096]", "tokens": "int32[512, 4096]"}

@@ -55,7 +55,7 @@ def test_the_vision_transformer_learns():
 
 
 def test_the_gpt_goes_on_from_its_checkpoint_on_fewer_devices(tmp_path):
-    """That what is restored is what was saved, on any devices, `tests/training/test_checkpoints.py` checks."""
+    """That what is restored is what was saved, on any devices, `tests/training/saving/test_checkpoints.py` checks."""
     (tmp_path / "text").write_text("a mesh of ships and a ship of meshes. " * 200)
     options = ("--text", tmp_path / "text", "--batch", 8)
     script = "import sys; sys.path.insert(0, sys.argv.pop(1)); import flax_gpt; flax_gpt.LAYERS = 1; flax_gpt.main()"

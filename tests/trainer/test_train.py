@@ -210,7 +210,7 @@ def test_a_run_that_saved_nothing_begins_anew_with_other_batches(text, tmp_path)
 
 
 def test_a_save_that_fails_is_one_sentence(text, tmp_path, monkeypatch):
-    """A full disk, as Orbax meets it; `tests/training/test_saving.py` has what is left on disk then."""
+    """A full disk, as Orbax meets it; `tests/training/saving/test_saving.py` has what is left on disk then."""
 
     def full(*_, **__):
         raise CheckpointError("step 2 could not be saved: No space left on device")

@@ -26,7 +26,7 @@ from meshwright.hf.model import find_places
 from meshwright.hf.tensors import INDEX, SINGLE
 from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack
-from meshwright.training.spread import of_some_processes, spread
+from meshwright.training.saving.spread import of_some_processes, spread
 
 PyTree = Any
 _COPIED = (tokenizer.FILE, tokenizer.SETTINGS, tokenizer.TEMPLATE, "generation_config.json", "special_tokens_map.json")

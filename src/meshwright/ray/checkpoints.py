@@ -6,9 +6,9 @@ import ray.train
 from ray.train import Checkpoint, CheckpointUploadMode
 
 from meshwright.errors import CheckpointError
-from meshwright.training.checkpoints import restore as restore_step
-from meshwright.training.checkpoints import save as save_step
-from meshwright.training.checkpoints import saved_steps
+from meshwright.training.saving.checkpoints import restore as restore_step
+from meshwright.training.saving.checkpoints import save as save_step
+from meshwright.training.saving.checkpoints import saved_steps
 
 _FOLDER = "checkpoints"
 

@@ -149,7 +149,7 @@ def _end() -> None:
 
     from meshwright.runtime.processes import peers
     from meshwright.runtime.processes.preemption import watch
-    from meshwright.training.saving import wait_for_saves
+    from meshwright.training.saving.under_way import wait_for_saves
 
     wait_for_saves()
     if peers.current is not None:

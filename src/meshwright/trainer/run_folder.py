@@ -12,7 +12,7 @@ from meshwright.errors import OutputError, TrainingError
 from meshwright.output import write_whole
 from meshwright.trainer.settings import Settings
 from meshwright.trainer.tokens import Tokens
-from meshwright.training.checkpoints import saved_steps
+from meshwright.training.saving.checkpoints import saved_steps
 
 _FORMAT = "meshwright-run"
 

@@ -30,9 +30,9 @@ from meshwright.trainer.settings import Settings, read_settings
 from meshwright.trainer.sinks import Sink, make_sinks
 from meshwright.trainer.steps import make_either_step, make_evaluation, make_init, make_train_step
 from meshwright.trainer.tokens import Tokens, read_tokens
-from meshwright.training.checkpoints import restore, save, saved_steps
 from meshwright.training.data import batches
 from meshwright.training.parallelize import Parallelized, parallelize
+from meshwright.training.saving.checkpoints import restore, save, saved_steps
 from meshwright.training.state import create_state, follow
 from meshwright.zoo.low_rank import adapter_shapes, weight_names
 

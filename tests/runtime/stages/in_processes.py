@@ -8,7 +8,7 @@ import numpy as np
 import meshwright as mw
 from meshwright.runtime.stages.cutting import layer_stack
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack
-from meshwright.training import spread
+from meshwright.training.saving import spread
 from tests.runtime.stages.models import build
 
 

@@ -23,7 +23,7 @@ from meshwright.runtime.transfer.choice import chosen
 from meshwright.runtime.transfer.reshard import boxes
 from meshwright.runtime.transfer.routes import Box, Move, find_route, relative, shape_of, volume
 from meshwright.training.in_memory import files
-from meshwright.training.save_barrier import SaveBarrier
+from meshwright.training.saving.barrier import SaveBarrier
 
 _TIMEOUT_S = 300.0  # for a process that is to send a part
 Held = Sequence[Sequence[Any]]  # the pieces that some host keeps: path and box

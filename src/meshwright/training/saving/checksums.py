@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from meshwright.runtime.cpu_turns import in_turn
-from meshwright.training.spread import gathered
+from meshwright.training.saving.spread import all_have_one, gathered, processes
 
 _WIDTHS = (2, 4, 8, 16, 32)  # bit widths for which there is an unsigned type
 _SECOND = 0x9E3779B9  # makes the two sums differ; any number but 0 does
@@ -72,20 +72,12 @@ def _on_host(part: Any, begin: np.ndarray) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _processes(array: Any) -> set[int]:
-    """The processes that have a part of an array."""
-    if not isinstance(array, jax.Array):
-        return set(range(jax.process_count()))
-    devices: set[Any] = array.sharding.device_set
-    return {device.process_index for device in devices}
-
-
 def _is_here(array: Any) -> bool:
-    return jax.process_index() in _processes(array)
+    return not isinstance(array, jax.Array) or jax.process_index() in processes(array.sharding)
 
 
 def _is_everywhere(array: Any) -> bool:
-    return len(_processes(array)) == jax.process_count()
+    return not isinstance(array, jax.Array) or all_have_one([array.sharding])
 
 
 def _shared(names: list[str], sums: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

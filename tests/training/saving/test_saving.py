@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.training.checkpoint_files import full_path
+from meshwright.training.saving.files import full_path
 
 pytestmark = pytest.mark.devices
 

@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import meshwright as mw
-from meshwright.training import saving
-from meshwright.training.checkpoint_files import try_folder
-from meshwright.training.snapshot import snapshot
+from meshwright.training.saving import under_way
+from meshwright.training.saving.files import try_folder
+from meshwright.training.saving.snapshot import snapshot
 
 pytestmark = pytest.mark.devices
 
@@ -71,7 +71,7 @@ def test_a_save_goes_to_the_folder_that_was_meant_when_it_was_asked_for(tmp_path
         moved.wait(timeout=300)
         try_folder(*given)
 
-    monkeypatch.setattr(saving, "try_folder", try_later)
+    monkeypatch.setattr(under_way, "try_folder", try_later)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
     writing = mw.save("checkpoints", 1, {"w": jnp.ones(4)}, wait=False)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.training.checkpoint_leaves import describe, named_leaves
-from tests.training.test_checkpoints import assert_equal
+from meshwright.training.saving.leaves import describe, named_leaves
+from tests.training.saving.test_checkpoints import assert_equal
 
 pytestmark = pytest.mark.devices
 

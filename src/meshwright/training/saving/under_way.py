@@ -13,7 +13,9 @@ import jax
 
 from meshwright.errors import CheckpointError
 from meshwright.runtime.processes import peers
-from meshwright.training.checkpoint_files import (
+from meshwright.training.in_memory.files import forget_older
+from meshwright.training.saving.barrier import SaveBarrier
+from meshwright.training.saving.files import (
     clean,
     flush,
     full_path,
@@ -24,10 +26,7 @@ from meshwright.training.checkpoint_files import (
     remove,
     try_folder,
 )
-from meshwright.training.in_memory.files import forget_older
-from meshwright.training.late_writes import drop_late_writes
-from meshwright.training.program_end import call_at_end
-from meshwright.training.save_barrier import SaveBarrier
+from meshwright.training.saving.hooks import call_at_end, drop_late_writes
 
 log = logging.getLogger("meshwright")
 

@@ -55,9 +55,8 @@ def _first_and_count(array: Any) -> tuple[int, int]:
     """The first process that has some of an array, and how many have."""
     if not isinstance(array, jax.Array):
         return -1, 0
-    devices: set[Any] = array.sharding.device_set
-    processes = {device.process_index for device in devices}
-    return min(processes), len(processes)
+    some = processes(array.sharding)
+    return min(some), len(some)
 
 
 def moved(leaves: Sequence[Any]) -> list[Any]:
@@ -119,10 +118,9 @@ def spread(array: Any) -> jax.Array:
 
 def all_have_one(shardings: Sequence[Any]) -> bool:
     """Whether each process has some of the devices of some sharding."""
-    devices = (device for sharding in shardings for device in sharding.device_set)
-    return len({device.process_index for device in devices}) == jax.process_count()
+    return len(processes(*shardings)) == jax.process_count()
 
 
-def is_everywhere(sharding: Any) -> bool:
-    """Whether all processes have some of a sharding's devices."""
-    return len({device.process_index for device in sharding.device_set}) == jax.process_count()
+def processes(*shardings: Any) -> set[int]:
+    """The processes that have some of the devices of some sharding."""
+    return {device.process_index for sharding in shardings for device in sharding.device_set}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import meshwright as mw
-from meshwright.training import checkpoints
+from meshwright.training.saving import checkpoints
 
 pytestmark = pytest.mark.devices
 

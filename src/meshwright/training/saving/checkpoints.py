@@ -20,8 +20,13 @@ from meshwright.runtime.placement import argument_shardings
 from meshwright.runtime.stages.cutting.layer_stack import StackSharding, spread_sharding
 from meshwright.runtime.stages.placing import absent, is_here
 from meshwright.schema import checked
-from meshwright.training.checkpoint_files import full_path, listed, manager, orbax, reason
-from meshwright.training.checkpoint_leaves import (
+from meshwright.training.in_memory.copies import keep as keep_in_memory
+from meshwright.training.in_memory.copies import recall
+from meshwright.training.parallelize import Parallelized
+from meshwright.training.saving.barrier import SaveBarrier
+from meshwright.training.saving.checksums import checksums, joined, local_sums
+from meshwright.training.saving.files import full_path, listed, manager, orbax, reason
+from meshwright.training.saving.leaves import (
     SavedLeaf,
     Wanted,
     check_alike,
@@ -30,14 +35,9 @@ from meshwright.training.checkpoint_leaves import (
     stored,
     words_of,
 )
-from meshwright.training.checksums import checksums, joined, local_sums
-from meshwright.training.in_memory.copies import keep as keep_in_memory
-from meshwright.training.in_memory.copies import recall
-from meshwright.training.parallelize import Parallelized
-from meshwright.training.save_barrier import SaveBarrier
-from meshwright.training.saving import Contents, Saving, wait_for_saves
-from meshwright.training.snapshot import snapshot
-from meshwright.training.spread import Views, all_have_one, is_everywhere, moved, of_some_processes
+from meshwright.training.saving.snapshot import snapshot
+from meshwright.training.saving.spread import Views, all_have_one, moved, of_some_processes
+from meshwright.training.saving.under_way import Contents, Saving, wait_for_saves
 
 _FORMAT = "meshwright-checkpoint"
 _VERSION = 2  # the first has no checksums, and its paths do not escape separators within keys
@@ -191,13 +191,13 @@ def _restored(
     places = {w.path: w.sharding for w in wanted}
     saved_at = {s.path: s for s in saved}
     alone = {w.path for w in wanted if of_owners and w.is_read_in_place(saved_at[w.path])}
-    alone = {path for path in alone if not is_everywhere(places[path])}
+    alone = {path for path in alone if not all_have_one([places[path]])}
     if all(s.path in alone for s in saved if s.is_stored) and not all_have_one([places[path] for path in alone]):
         alone = set()  # Orbax waits for all processes, and one would have nothing to read
     # Stacks in unequal pieces, and other arrays that some processes have, are read by all and then moved.
     moved = {path for path, place in places.items() if isinstance(place, StackSharding)}
     moved |= {
-        path for path, place in places.items() if of_owners and path not in alone | moved and not is_everywhere(place)
+        path for path, place in places.items() if of_owners and path not in alone | moved and not all_have_one([place])
     }
     places |= {s.path: spread_sharding(s.stored_shape) for s in saved if s.is_stored and s.path in moved}
     kinds = {

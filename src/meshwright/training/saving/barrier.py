@@ -17,7 +17,7 @@ import jax
 from meshwright import jax_devices
 from meshwright.errors import CheckpointError, ProcessError
 from meshwright.runtime.processes import peers
-from meshwright.training.checkpoint_files import reason
+from meshwright.training.saving.files import reason
 
 Agreed = TypeVar("Agreed")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwright.training.checksums import checksums
+from meshwright.training.saving.checksums import checksums
 
 pytestmark = pytest.mark.devices
 
