@@ -1,7 +1,7 @@
 """The `meshwright serve` command: a model behind OpenAI's interface."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from meshwright.cli.plan_serving import (
     TtftOption,
     traffic_of,
 )
+
+if TYPE_CHECKING:
+    from meshwright.serving.planning.traffic import Traffic
 
 
 def serve_command(
@@ -78,24 +81,23 @@ def serve_command(
     folder = folder_of(model)
     called = name or folder.resolve().name
     settings = ServerSettings(name=called, host=host, port=port, api_key=api_key, drain_s=drain)
-    sizes = {
-        "max_len": max_len,
-        "slots": slots,
-        "chunk": chunk,
-        "blocks": blocks,
-        "block_size": block_size,
-        "queue": queue,
-        "cache": cache,
-        "cache_dtype": cache_dtype,
-    }
-    promise = None if ttft is None and tpot is None else Slo(ttft, tpot)
-    load = None
-    if rate is not None or trace is not None:
-        load = traffic_of(rate, tokens_in, tokens_out, burstiness, trace)
-    elif (tokens_in, tokens_out, burstiness) != ("1024", "256", 1.0):
-        raise CommandError("--tokens-in, --tokens-out and --burstiness describe a load; give its --rate, too")
+    sizes = {"max_len": max_len, "slots": slots, "chunk": chunk, "blocks": blocks, "block_size": block_size}
     options: dict[str, object] = {"path": str(folder), "cluster": cluster, "method": method}
-    options |= {"slo": promise, "sizes": sizes, "replicas": replicas, "stages": stages, "apart": apart, "traffic": load}
+    options |= {"sizes": sizes | {"queue": queue, "cache": cache, "cache_dtype": cache_dtype}}
+    options |= {"slo": None if ttft is None and tpot is None else Slo(ttft, tpot)}
+    options |= {"replicas": replicas, "stages": stages, "apart": apart}
+    options |= {"traffic": _load(rate, tokens_in, tokens_out, burstiness, trace)}
     if dtype is not None:
         options["dtype"] = dtype
     serve(Recipe("meshwright.serving.loading:load_engine", options), read_tokenizer(folder), settings)
+
+
+def _load(
+    rate: float | None, tokens_in: str, tokens_out: str, burstiness: float, trace: Path | None
+) -> "Traffic | None":
+    """The load that the server is planned for; None where there is none."""
+    if rate is not None or trace is not None:
+        return traffic_of(rate, tokens_in, tokens_out, burstiness, trace)
+    if (tokens_in, tokens_out, burstiness) != ("1024", "256", 1.0):
+        raise CommandError("--tokens-in, --tokens-out and --burstiness describe a load; give its --rate, too")
+    return None

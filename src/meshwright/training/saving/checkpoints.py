@@ -3,13 +3,14 @@
 import hashlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import accumulate
 from operator import index
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import SingleDeviceSharding
@@ -173,59 +174,74 @@ def _restored(
     opened: Any, directory: str | PathLike[str], number: int, steps: list[int], like: Any, of_owners: bool
 ) -> Any:
     """The state of one step; ``of_owners``: some processes have some of its arrays, which they read alone."""
-    ocp = orbax()
     where = f"the checkpoint of step {number} in {directory}"
     others = [s for s in steps if s != number]
     advice = f"; {listed(others)} can be tried with step=…" if others else ""
+    note = _note(opened, number, where, advice)
+    saved, version = note.leaves, note.version
+    wanted, tree = _wanted(like, version)
+    check_alike(saved, wanted, where)
+    kinds, types = _as_read(saved, wanted, of_owners)
+    saved_at = {s.path: s for s in saved}
+    arrays = recall(str(full_path(directory)), number, note.checksum, kinds) if version > 1 else None
+    if arrays is not None and (damaged := _damaged(arrays, saved_at)):
+        log.warning("the copy of %s in memory is damaged in %s; it is read from disk", where, damaged)
+        arrays = None
+    elif arrays is not None:
+        log.info("%s was read from the memory of the hosts", where)
+    if arrays is None:
+        try:
+            arrays = _read_arrays(opened, number, types, of_owners) if types else {}
+        except Exception as error:
+            raise CheckpointError(f"{where} cannot be read: {reason(error)}{advice}") from error
+        arrays |= {path: absent(kind, kind.sharding) for path, kind in kinds.items() if path not in types}
+        arrays = {path: arrays[path] for path in kinds}  # in the same order in all processes
+        if version == 1:
+            log.warning("%s has no checksums, so its arrays cannot be verified; save it again", where)
+        elif damaged := _damaged(arrays, saved_at):
+            raise CheckpointError(
+                f"{where} is damaged in {damaged}: the checksum of the data read differs from the saved one{advice}"
+            )
+    return tree_unflatten(tree, [w.fill(saved_at[w.path], arrays.get(w.path)) for w in wanted])
+
+
+class _Note(NamedTuple):
+    """What a checkpoint says of itself."""
+
+    leaves: list[SavedLeaf]
+    version: int
+    checksum: str
+
+
+def _note(opened: Any, number: int, where: str, advice: str) -> _Note:
+    ocp = orbax()
     try:
-        opened_items = opened.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
-        note = opened_items["leaves"]
-        saved, version = _read(note, where)
+        items = opened.restore(number, args=ocp.args.Composite(leaves=ocp.args.JsonRestore()))
+        return _Note(*_read(items["leaves"], where), items["leaves"].get("checksum", ""))
     except CheckpointError:
         raise
     except Exception as error:
         message = f"{where} was not written by mw.save, or is damaged: {reason(error)}{advice}"
         raise CheckpointError(message) from error
-    wanted, tree = _wanted(like, version)
-    check_alike(saved, wanted, where)
-    places = {w.path: w.sharding for w in wanted}
-    saved_at = {s.path: s for s in saved}
-    alone = {w.path for w in wanted if of_owners and w.is_read_in_place(saved_at[w.path])}
+
+
+def _as_read(
+    saved: Sequence[SavedLeaf], wanted: Sequence[Wanted], of_owners: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The types of all arrays as they are read, and of those that this process reads."""
+    places, saved_at = {w.path: w.sharding for w in wanted}, {s.path: s for s in saved if s.is_stored}
+    alone = {w.path for w in wanted if of_owners and w.path in saved_at and w.is_read_in_place(saved_at[w.path])}
     alone = {path for path in alone if not all_have_one([places[path]])}
-    if all(s.path in alone for s in saved if s.is_stored) and not all_have_one([places[path] for path in alone]):
+    if alone == saved_at.keys() and not all_have_one([places[path] for path in alone]):
         alone = set()  # Orbax waits for all processes, and one would have nothing to read
-    # Stacks in unequal pieces, and other arrays that some processes have, are read by all and then moved.
-    moved = {path for path, place in places.items() if isinstance(place, StackSharding)}
-    moved |= {
-        path for path, place in places.items() if of_owners and path not in alone | moved and not all_have_one([place])
-    }
-    places |= {s.path: spread_sharding(s.stored_shape) for s in saved if s.is_stored and s.path in moved}
-    kinds = {
-        s.path: jax.ShapeDtypeStruct(s.stored_shape, s.stored_dtype, sharding=places[s.path])
-        for s in saved
-        if s.is_stored
-    }
-    arrays = recall(str(full_path(directory)), number, note["checksum"], kinds) if version > 1 else None
-    if arrays is not None and (damaged := _damaged(arrays, saved_at)):
-        log.warning("the copy of %s in memory is damaged in %s; it is read from disk", where, damaged)
-        arrays = None
-    if arrays is not None:
-        log.info("%s was read from the memory of the hosts", where)
-        return tree_unflatten(tree, [w.fill(saved_at[w.path], arrays.get(w.path)) for w in wanted])
-    types = {path: kind for path, kind in kinds.items() if path not in alone or is_here(kind.sharding)}
-    try:
-        arrays = _read_arrays(opened, number, types, of_owners) if types else {}
-    except Exception as error:
-        raise CheckpointError(f"{where} cannot be read: {reason(error)}{advice}") from error
-    arrays |= {path: absent(kind, kind.sharding) for path, kind in kinds.items() if path not in types}
-    arrays = {path: arrays[path] for path in kinds}  # in the same order in all processes
-    if version == 1:
-        log.warning("%s has no checksums, so its arrays cannot be verified; save it again", where)
-    elif damaged := _damaged(arrays, saved_at):
-        raise CheckpointError(
-            f"{where} is damaged in {damaged}: the checksum of the data read differs from the saved one{advice}"
-        )
-    return tree_unflatten(tree, [w.fill(saved_at[w.path], arrays.get(w.path)) for w in wanted])
+    kinds = {}
+    for path, leaf in saved_at.items():
+        place = places[path]
+        # Stacks in unequal pieces, and other arrays that some processes have, are read by all and then moved.
+        is_moved = isinstance(place, StackSharding) or (of_owners and path not in alone and not all_have_one([place]))
+        place = spread_sharding(leaf.stored_shape) if is_moved else place
+        kinds[path] = jax.ShapeDtypeStruct(leaf.stored_shape, leaf.stored_dtype, sharding=place)
+    return kinds, {path: kind for path, kind in kinds.items() if path not in alone or is_here(kind.sharding)}
 
 
 def _read_arrays(opened: Any, number: int, types: dict[str, Any], of_owners: bool) -> dict[str, Any]:
