@@ -42,7 +42,7 @@ from meshwright.runtime.cpu_turns import add_threads
 from meshwright.runtime.transfer.permutes import Permutes
 from meshwright.runtime.transfer.pulls import Pulls
 from meshwright.runtime.transfer.reshard import Transfer, boxes
-from meshwright.runtime.transfer.routes import least_bytes
+from tests.runtime.transfer.bounds import least_bytes
 from tests.runtime.transfer.pairs import as_bytes, random_pair
 
 CALLS, ROUNDS = 600, 40

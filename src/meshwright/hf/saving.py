@@ -115,7 +115,7 @@ def _begin(folder: Path, scratch: Path) -> None:
 
 def _end(scratch: Path, folder: Path, keys: Json, others: Path | None) -> None:
     """Writes what is beside the weights, and gives the folder its name."""
-    (scratch / configuration.FILE).write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+    _write_json(scratch / configuration.FILE, keys)
     for file in [] if others is None else filter(Path.exists, map(others.joinpath, _COPIED)):
         shutil.copyfile(file, scratch / file.name)
     scratch.replace(folder)
@@ -140,7 +140,8 @@ def _by_tensor(architecture: Architecture, params: PyTree) -> dict[str, list[Par
 def _write(output: _Output, parts: dict[str, list[Part]], shard_bytes: int) -> None:
     """Writes the files, one after the other; all processes give their parts, and one writes."""
     shards = list(_shards(parts, shard_bytes))
-    files = [SINGLE] if len(shards) == 1 else [_file(number, len(shards)) for number in range(len(shards))]
+    count = len(shards)
+    files = [f"model-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)] if count > 1 else [SINGLE]
     whole = _Whole([parameter for some in parts.values() for _, _, parameter in some])
     for file, names in zip(files, shards, strict=True):
         tensors = _tensors({name: parts[name] for name in names}, whole)
@@ -149,15 +150,11 @@ def _write(output: _Output, parts: dict[str, list[Part]], shard_bytes: int) -> N
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         total = sum(_num_bytes(some) for some in parts.values())
         note = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        output.write(partial(_write_index, output.scratch / INDEX, note))
+        output.write(partial(_write_json, output.scratch / INDEX, note))
 
 
-def _write_index(path: Path, note: Json) -> None:
-    path.write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-
-
-def _file(number: int, count: int) -> str:
-    return f"model-{number + 1:05}-of-{count:05}.safetensors"
+def _write_json(path: Path, data: Json) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 def _shards(parts: dict[str, list[Part]], shard_bytes: int) -> Iterator[list[str]]:

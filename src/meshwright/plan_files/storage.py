@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from meshwright.errors import PlanFileError
 from meshwright.hardware import Mesh
@@ -289,12 +289,14 @@ def plan_from_json(data: dict[str, Any]) -> PlanData:
         ),
     )
     _check(plan)
-    return replace(plan, solution=_with_gap(plan))
+    # The gap follows from cost and bound: it may be infinite, and older files held it relative to the cost.
+    gap = relative_gap(plan.cost.total, plan.solution.lower_bound)
+    return replace(plan, solution=replace(plan.solution, gap=gap))
 
 
 def _check(plan: PlanData) -> None:
     """Refuses a plan whose parts have wrong types or are inconsistent."""
-    for name, kind in _TYPES.items():
+    for name, kind in _types().items():
         checked(getattr(plan, name), kind, name)
     if bool(plan.stages) != (plan.pipeline is not None):
         raise ValueError("a plan has stages where it has a pipeline, and this one has only one of the two")
@@ -316,35 +318,15 @@ def _check(plan: PlanData) -> None:
                 raise ValueError(f"stages[{number}] holds {tensor.path!r:.60}, which is no argument of the plan")
 
 
-_TYPES: dict[str, Any] = {
-    "method": str,
-    "cost": Cost,
-    "flops": float,
-    "memory": Memory,
-    "solution": SolutionSummary,
-    "arguments": tuple[Tensor, ...],
-    "results": tuple[Tensor, ...],
-    "unsplittable": tuple[str, ...],
-    "considered": tuple[Considered, ...],
-    "compared": tuple[Compared, ...],
-    "provenance": dict[str, Any],
-    "remarks": tuple[str, ...],
-    "microbatches": Microbatches,
-    "batch_argnums": tuple[Count, ...],
-    "recompute": str,
-    "pipeline": Pipeline | None,
-    "stages": tuple[Stage, ...],
-}
+@cache
+def _types() -> dict[str, Any]:
+    """The types that `PlanData` declares; a mesh and what is read on first use check themselves."""
+    return {name: kind for name, kind in get_type_hints(PlanData).items() if name not in ("mesh", "details")}
 
 
 def _solution_to_json(solution: SolutionSummary) -> dict[str, Any]:
     data = {k: v for k, v in asdict(solution).items() if k != "seconds"}
     return data | {"gap": solution.gap if isfinite(solution.gap) else None}
-
-
-def _with_gap(plan: PlanData) -> SolutionSummary:
-    """The gap follows from cost and bound: it may be infinite, and older files held it relative to the cost."""
-    return replace(plan.solution, gap=relative_gap(plan.cost.total, plan.solution.lower_bound))
 
 
 def _considered_to_json(view: Considered) -> dict[str, Any]:

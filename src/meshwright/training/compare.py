@@ -17,6 +17,7 @@ from meshwright.parallelism.subject.subject import Subjects
 from meshwright.planner.method_names import METHOD_NAMES, find_methods
 from meshwright.planner.methods import AUTO, Method
 from meshwright.runtime.checking.compiled import collectives_of, text_of
+from meshwright.runtime.checking.verify import allocated_bytes
 from meshwright.runtime.checking.verify_stages import verify_program
 from meshwright.runtime.placement import argument_shardings
 from meshwright.runtime.processes.sharing import put
@@ -83,7 +84,8 @@ def compare(
             say(f"compiling {candidate.row.method}")
             candidate.compile(args)
     ready = [c for c in candidates if c.compiled is not None]
-    note = "" if _are_arrays(args) else "not timed: the arguments are types; give arrays"
+    are_types = any(isinstance(x, jax.ShapeDtypeStruct) for x in tree_leaves(args))
+    note = "not timed: the arguments are types; give arrays" if are_types else ""
     if ready and steps and not note:
         _time(ready, args, steps, say)
     timed = any(c.row.measured_s is not None for c in candidates)
@@ -184,7 +186,8 @@ def _bytes(compiled: Any, plan: Plan) -> tuple[int | None, int]:
         verification = verify_program(compiled)
         return int(verification.memory.compiled), int(max(stage.bytes.compiled for stage in verification.stages))
     collectives = collectives_of(text_of(compiled), plan.mesh.shape)
-    return _allocated_bytes(compiled), sum(c.bytes * c.trips for c in collectives)
+    peak = None if compiled.memory_analysis() is None else allocated_bytes(compiled)  # not every backend reports it
+    return peak, sum(c.bytes * c.trips for c in collectives)
 
 
 def _time(candidates: Sequence[_Candidate], args: Sequence[Any], steps: int, say: Progress) -> None:
@@ -230,18 +233,6 @@ def _following(args: Sequence[Any], made: Any) -> tuple[Any, ...] | None:
 
 def _types(value: Any) -> tuple[PyTreeDef, list[tuple[tuple[int, ...], np.dtype]]]:
     return tree_structure(value), [(x.shape, x.dtype) for x in tree_leaves(value)]
-
-
-def _are_arrays(args: Sequence[Any]) -> bool:
-    return not any(isinstance(x, jax.ShapeDtypeStruct) for x in tree_leaves(args))
-
-
-def _allocated_bytes(compiled: Any) -> int | None:
-    memory = compiled.memory_analysis()
-    if memory is None:  # not every backend reports it
-        return None
-    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return int(memory.argument_size_in_bytes + memory.temp_size_in_bytes + results)
 
 
 def _out_of_memory(error: Exception, what: str) -> str:

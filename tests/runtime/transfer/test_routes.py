@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from meshwright.runtime.transfer.routes import find_route, least_bytes, split, volume
+from meshwright.runtime.transfer.routes import find_route, split, volume
+from tests.runtime.transfer.bounds import least_bytes
 
 
 def grid(shape, counts, devices):

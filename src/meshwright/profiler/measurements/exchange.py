@@ -40,8 +40,8 @@ def import_json(database: Database, path: str | os.PathLike[str]) -> tuple[int, 
         imported = _measurements(parse_json(Path(path).read_bytes()))
     except ValueError as error:
         raise DatabaseError(f"{path} holds no measurements that can be used: {error}") from error
-    latest: dict[tuple[Key, str], Measurement] = {(m.key, m.kind): m for m in database.rows()}
-    new = [m for m in imported if _is_later(m, latest.get((m.key, m.kind)))]
+    latest: dict[tuple[Key, str], str] = {(m.key, m.kind): m.measured_at for m in database.rows()}
+    new = [m for m in imported if m.measured_at > latest.get((m.key, m.kind), "")]
     database.put_all(new)
     return len(new), len(imported) - len(new)
 
@@ -66,7 +66,3 @@ def _check_time(text: str) -> None:
         datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"measured_at is {text!r:.60} but must be a time such as 2026-11-18T11:27:48+00:00") from None
-
-
-def _is_later(one: Measurement, other: Measurement | None) -> bool:
-    return other is None or one.measured_at > other.measured_at

@@ -218,11 +218,11 @@ def _read(line: str, mesh: Mapping[str, int], trips: int) -> CompiledCollective 
     spread = (places != places[:, :1]).any(axis=(0, 1))
     axes = tuple(np.array(list(mesh))[spread].tolist())
     return CompiledCollective(
-        kind, axes, size, trips, line.partition("=")[0].strip().removeprefix("ROOT").strip(" %"), *_origin(line)
+        kind, axes, size, trips, line.partition("=")[0].strip().removeprefix("ROOT").strip(" %"), *origin_of(line)
     )
 
 
-def _origin(line: str) -> tuple[str, str]:
+def origin_of(line: str) -> tuple[str, str]:
     """The operation that an instruction belongs to, and its source: ``file:line``, or the number of a stack frame."""
     operation, frame, stated = _OP_NAME.search(line), _FRAME.search(line), _STATED.search(line)
     source = f"{stated[1]}:{stated[2]}" if stated else frame[1] if frame else ""

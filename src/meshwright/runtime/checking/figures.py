@@ -57,6 +57,11 @@ def by_kind(planned: Iterable[Any], made: Iterable[Any], scatters: bool) -> dict
     return {key: Compared(float(totals[0][key]), float(totals[1][key])) for key in keys}
 
 
+def kinds_to_json(collectives: Mapping[Kind, Compared]) -> list[dict[str, Any]]:
+    """Collectives as plain data."""
+    return [{"kind": kind, "axes": list(axes), **pair.to_json()} for (kind, axes), pair in collectives.items()]
+
+
 def byte_rows(named: Iterable[tuple[str, Compared]]) -> list[Sequence[str]]:
     """Rows of a table of bytes."""
     return [

@@ -13,12 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from meshwright import jax_devices
+from meshwright.runtime.checking.compiled import origin_of
 
 _WARNING = re.compile(r"^.*\[(?:SPMD|spmd)\] Involuntary full rematerialization\..*$", re.MULTILINE)
 _SHARDINGS = re.compile(r"go from sharding (\{.*?\}) to (\{.*?\}) ")
-_OPERATION = re.compile(r'op_name="([^"]*)"')
-_FRAME = re.compile(r"stack_frame_id=(\d+)")
-_STATED = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _HIDDEN_FROM = 2  # the level at which warnings are no longer written
 
@@ -90,8 +88,5 @@ def _is_written() -> bool:
 
 
 def _parse(line: str) -> Rematerialized:
-    shardings, operation = _SHARDINGS.search(line), _OPERATION.search(line)
-    frame, stated = _FRAME.search(line), _STATED.search(line)
-    source = f"{stated[1]}:{stated[2]}" if stated else frame[1] if frame else ""
-    before, after = shardings.groups() if shardings else ("", "")
-    return Rematerialized(operation[1] if operation else "", source, before, after)
+    shardings = _SHARDINGS.search(line)
+    return Rematerialized(*origin_of(line), *(shardings.groups() if shardings else ("", "")))

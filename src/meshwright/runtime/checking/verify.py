@@ -19,6 +19,7 @@ from meshwright.runtime.checking.figures import (
     byte_rows,
     figures_table,
     flops_row,
+    kinds_to_json,
     named_kinds,
     total,
 )
@@ -69,12 +70,9 @@ class Verification:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        kinds, hidden = (
-            [{"kind": k, "axes": list(axes), **pair.to_json()} for (k, axes), pair in pairs.items()]
-            for pairs in (self.collectives, self.hidden)
-        )
+        kinds = kinds_to_json(self.collectives)
         figures = {"collectives": kinds, "memory": self.memory.to_json(), "flops": self.flops.to_json()}
-        figures |= {"hidden": hidden}
+        figures |= {"hidden": kinds_to_json(self.hidden)}
         whole = None if self.rematerialized is None else [asdict(one) for one in self.rematerialized]
         return {"backend": self.backend, "compile_s": self.compile_s, **figures, "rematerialized": whole}
 

@@ -26,6 +26,7 @@ from meshwright.runtime.checking.figures import (
     byte_rows,
     figures_table,
     flops_row,
+    kinds_to_json,
     named_kinds,
     total,
 )
@@ -80,10 +81,9 @@ class StageVerification:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        kinds = [{"kind": k, "axes": list(axes), **pair.to_json()} for (k, axes), pair in self.collectives.items()]
         sent = {name: pair.to_json() for name, pair in self.sent.items()}
         figures = {name: getattr(self, name).to_json() for name in ("memory", "arrays", "flops")}
-        return {"collectives": kinds, "sent": sent, **figures}
+        return {"collectives": kinds_to_json(self.collectives), "sent": sent, **figures}
 
 
 @dataclass(frozen=True)

@@ -110,14 +110,11 @@ def _join(
 ) -> None:
     """Meets the other processes, and watches them from then on."""
     add_threads(count)
-    found = meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind, versions=_versions())
-    peers.current = peers.Peers(process, found, heartbeat, deadline)
+    # Programs that different versions plan or compile would wait for each other for ever.
+    versions = {package.__name__: package.__version__ for package in (meshwright, jax, jaxlib)}
+    connections = meet(address, count, process, timeout_s=timeout, heartbeat_s=heartbeat, bind=bind, versions=versions)
+    peers.current = peers.Peers(process, connections, heartbeat, deadline)
     peers.current.start()
-
-
-def _versions() -> dict[str, str]:
-    """Programs that different versions plan or compile would wait for each other for ever."""
-    return {"meshwright": meshwright.__version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__}
 
 
 def _deadline() -> float:

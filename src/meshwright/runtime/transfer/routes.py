@@ -85,19 +85,6 @@ class Route:
         return crossing == self.crossing_bytes and sum(size for size, _, _ in sizes) == self.moved_bytes
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What no route can do without.
-
-    Attributes:
-        crossing_bytes: Bytes that some group needs and none of its devices holds, added over groups.
-        moved_bytes: Bytes that some device needs and does not hold, added over devices.
-    """
-
-    crossing_bytes: int
-    moved_bytes: int
-
-
 def find_route(
     source: Mapping[Device, Box],
     target: Mapping[Device, Box],
@@ -124,23 +111,6 @@ def find_route(
             for group, needy in members.items():
                 finder.serve(tile, holders, group, needy)
     return Route(tuple(finder.fetches), tuple(finder.shares), finder.crossing_bytes, finder.moved_bytes)
-
-
-def least_bytes(
-    source: Mapping[Device, Box],
-    target: Mapping[Device, Box],
-    itemsize: int,
-    group_of: Callable[[Device], Hashable],
-) -> Bounds:
-    """The fewest bytes that any route between two shardings moves; takes the arguments of `find_route`."""
-    moved = sum(volume(box) - _common(box, [source[d]] if d in source else []) for d, box in target.items())
-    held, needed = defaultdict(set), defaultdict(set)
-    for device, box in source.items():
-        held[group_of(device)].add(box)
-    for device, box in target.items():
-        needed[group_of(device)].add(box)
-    crossing = sum(volume(box) - _common(box, held[group]) for group, boxes in needed.items() for box in boxes)
-    return Bounds(itemsize * crossing, itemsize * moved)
 
 
 def shape_of(box: Box) -> tuple[int, ...]:
@@ -241,8 +211,3 @@ def _by_box(boxes: Mapping[Device, Box]) -> dict[Box, list[Device]]:
     for device, box in boxes.items():
         found[box].append(device)
     return dict(found)
-
-
-def _common(box: Box, others: Sequence[Box] | set[Box]) -> int:
-    """How many elements of a box are in others, which are disjoint."""
-    return sum(volume(common) for common in (intersect(box, other) for other in others) if common is not None)
