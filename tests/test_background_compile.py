@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from meshwright import locks
+from meshwright import scratch
 from meshwright.jit import beside
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -50,13 +50,13 @@ def test_none_is_started_where_it_is_not_wanted_or_there_is_one_core(started, mo
 
 def test_a_kernel_is_compiled_by_one_process_at_a_time(tmp_path):
     path = tmp_path / "kernel.lock"
-    with locks.claimed(path) as mine:
+    with scratch.claimed(path) as mine:
         assert mine
-        with locks.claimed(path, patient=False) as theirs:
+        with scratch.claimed(path, patient=False) as theirs:
             assert not theirs
-    with locks.claimed(path, patient=False) as theirs:
+    with scratch.claimed(path, patient=False) as theirs:
         assert theirs
-    with locks.claimed(tmp_path / "gone" / "kernel.lock") as mine:
+    with scratch.claimed(tmp_path / "gone" / "kernel.lock") as mine:
         assert mine
 
 

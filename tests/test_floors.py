@@ -12,7 +12,7 @@ ROOT = Path(meshwright.__file__).parent
 #: From the ground up; what stands on one line may be imported by every line below it.
 FLOORS = (
     "errors names units lazy",
-    "schema output locks scratch console fallback jit progress",
+    "schema output scratch console fallback jit progress",
     "jax_compat jax_devices",
     "hardware",
     "rules",

@@ -1,4 +1,4 @@
-"""Folders that go away with the process that made them: when it ends or, if it was killed, when the next one looks.
+"""Locks of files between processes, and folders that go away with the process that made them, even if it is killed.
 
 A folder belongs to whoever holds its lock, which the kernel releases with the process. A process number in its name
 would not tell: containers that share a folder count their processes apart.
@@ -7,11 +7,18 @@ would not tell: containers that share a folder count their processes apart.
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
+from typing import Any
 
-from meshwright.locks import locked_folder
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows: nobody waits, and things may be done twice
+    fcntl = None
+
+HAS_LOCKS = fcntl is not None
 
 
 @contextmanager
@@ -30,7 +37,7 @@ def scratch_folder(purpose: str, root: str | Path | None = None) -> Iterator[Pat
         _remove(left)
     while True:
         folder = Path(mkdtemp(prefix=prefix, dir=place))
-        lock = locked_folder(folder)
+        lock = _locked(folder)
         if folder.exists():  # another one may look between the two lines above, and remove it
             break
     try:
@@ -41,8 +48,43 @@ def scratch_folder(purpose: str, root: str | Path | None = None) -> Iterator[Pat
             os.close(lock)
 
 
+def _locked(folder: Path) -> int | None:
+    """The lock on a folder; None where another process has it, or there are no locks."""
+    if fcntl is None:
+        return None
+    with suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+        else:
+            return lock
+    return None
+
+
 def _remove(folder: Path) -> None:
-    lock = locked_folder(folder)
+    lock = _locked(folder)
     if lock is not None:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+@contextmanager
+def claimed(path: Path | None, patient: bool = True) -> Iterator[bool]:
+    """Keeps a file to this process; yields whether it does, and waits until it can if it is patient."""
+    if fcntl is None or path is None:
+        yield True
+        return
+    try:
+        file = path.open("w")
+    except OSError:  # a folder that is gone or cannot be written: nothing is kept there, and nobody else is in the way
+        yield True
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from meshwright.jit import Needed, noting
-from meshwright.locks import claimed
+from meshwright.scratch import claimed
 from meshwright.solver.warm import reach_kernels
 
 

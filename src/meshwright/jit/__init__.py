@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.jit import beside
-from meshwright.locks import claimed
+from meshwright.scratch import claimed
 
 # Infinities are legal values in every kernel (impossible pairs), NaN never occurs: so nnan is set, not ninf. No flag
 # may change the rounding, which has to be that of the interpreter.

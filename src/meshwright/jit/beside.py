@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from meshwright.locks import HAS_LOCKS
+from meshwright.scratch import HAS_LOCKS
 
 _SWITCH = "MESHWRIGHT_COMPILE_BESIDE"
 _started: list[subprocess.Popen] = []

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError
-from meshwright.locks import claimed
 from meshwright.profiler.database import cache_folder
 from meshwright.profiler.measurements.measurement import Key, Measurement
+from meshwright.scratch import claimed
 
 log = logging.getLogger(__name__)
 

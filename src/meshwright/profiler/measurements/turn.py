@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from meshwright.locks import claimed
 from meshwright.profiler.database import cache_folder
+from meshwright.scratch import claimed
 
 LOCK_NAME = "profiler.lock"
 
