@@ -72,7 +72,8 @@ def least_memory(priced: Priced) -> tuple[NDArray[np.int64], int]:
     byte_prices = {least.peak_at: (rate + 1e-12) / max(least.peak_bytes, 1)}
     found: list[tuple[NDArray[np.int64], int]] = []
     for _ in range(VIEW_TUNING.max_rounds):
-        *_, solution = solves(begin(priced.problem({}, None, byte_prices=byte_prices)))
+        problem = priced.problem({}, None, byte_prices=byte_prices)
+        *_, solution = solves(begin(problem), gap=VIEW_TUNING.good_gap)
         choice = solution.choice
         assert choice is not None
         profile = priced.memory.profile(choice, priced.copies_made(choice))
