@@ -134,17 +134,21 @@ def _arriving(program: Program, layers: Layers, wanted: Sequence[int] | None, po
         wanted: The values of the layer that it reads; None for the operands of its first product.
         position: The position.
     """
-    made = {
-        value
+    # By value the gradients that it is made of: those that are there, and what follows from them alone. A layer's
+    # backward pass may change the gradient, to another type for example, before it reads anything of the layer.
+    made_of = {
+        value: {value}
         for number in np.flatnonzero(layers.backward[:position]).tolist()
         for value in program.operations[number].outputs
     }
     follows = set(wanted or ())
     for number in np.flatnonzero(layers.backward[position:]).tolist():
         operation = program.operations[position + number]
+        arriving = {gradient for value in operation.inputs for gradient in made_of.get(value, ())}
         if is_heavy(operation) if wanted is None else not follows.isdisjoint(operation.inputs):
-            arriving = sorted(made.intersection(operation.inputs))
             if arriving:
-                return arriving
+                return sorted(arriving)
             follows.update(operation.outputs)
+        elif arriving:
+            made_of.update(dict.fromkeys(operation.outputs, arriving))
     return []
