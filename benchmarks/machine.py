@@ -31,9 +31,8 @@ from meshwright import zoo
 from meshwright.hardware.collectives import KINDS
 from meshwright.hardware.load import local_cluster
 from meshwright.profiler.local import measured_cluster
-from meshwright.profiler.looping import looped
 from meshwright.profiler.measure import time_probes
-from meshwright.profiler.probes import collective_probe, probes, window_probe
+from meshwright.profiler.probes import collective_probe, looped, probes, window_probe
 from meshwright.profiler.survey import Survey, this_machine
 from meshwright.runtime.spmd import spmd
 

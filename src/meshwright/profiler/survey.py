@@ -5,7 +5,7 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from meshwright.schema import checked
+from meshwright.schema import built
 
 FORMAT = 2  # 1 knew neither convolutions nor special functions
 
@@ -130,15 +130,10 @@ class Survey:
         Raises:
             ValueError: It is of another format, or damaged.
         """
-        try:
-            if data["format"] != FORMAT:
-                raise ValueError(f"format {data['format']!r} instead of {FORMAT}")
-            memory = data["memory_bytes"]
-            readings = tuple(Reading(**reading) for reading in data["readings"])
-            machine = Machine(**data["machine"])
-            survey = checked(cls(machine, data["date"], data["took_s"], data["load"], memory, readings), cls, "survey")
-            if not all(0 < r.seconds < 1e6 and 0 <= r.amount < 1e18 for r in survey.readings) or memory == 0:
-                raise ValueError("times and amounts must be above 0")
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a survey of a machine: {error}") from None
+        form = data.get("format") if isinstance(data, dict) else None
+        if form != FORMAT:
+            raise ValueError(f"not a survey of a machine: format {form!r} instead of {FORMAT}")
+        survey = built(cls, {name: value for name, value in data.items() if name not in ("format", "how")}, "survey")
+        if not all(0 < r.seconds < 1e6 and 0 <= r.amount < 1e18 for r in survey.readings) or survey.memory_bytes == 0:
+            raise ValueError("times and amounts must be above 0")
         return survey

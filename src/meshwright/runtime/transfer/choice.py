@@ -23,9 +23,8 @@ from meshwright import jax_devices
 from meshwright.errors import ShardingError
 from meshwright.runtime.transfer.permutes import Permutes
 from meshwright.runtime.transfer.pulls import Pulls
-from meshwright.runtime.transfer.puts import Puts
 from meshwright.runtime.transfer.routes import Move
-from meshwright.runtime.transfer.transports import Transport
+from meshwright.runtime.transfer.transports import Puts, Transport
 from meshwright.units import format_seconds
 
 log = logging.getLogger("meshwright")
