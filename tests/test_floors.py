@@ -11,7 +11,7 @@ import meshwright
 ROOT = Path(meshwright.__file__).parent
 #: From the ground up; what stands on one line may be imported by every line below it.
 FLOORS = (
-    "errors names units lazy",
+    "errors names units arrays lazy",
     "schema output scratch console fallback jit progress",
     "jax_compat jax_devices",
     "hardware",

@@ -6,6 +6,7 @@ from math import gcd, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Floats
 from meshwright.cost.attention import CUDNN, SPLASH, AttentionCall, backward_flops
 from meshwright.cost.load import Load, Loads
 from meshwright.cost.xla_gpu.kernels import arithmetic_left, counted, rate_left
@@ -14,13 +15,10 @@ from meshwright.hardware import Chip
 from meshwright.rules.base import LoopNest, Signature, multiplied_dtype
 from meshwright.rules.registry import kernel_name
 
-Array = NDArray[np.float64]
-
 #: Part of the rate that products in half precision keep if rows start at multiples of so many bytes only: kernels then
 #: load as few bytes at a time. Two figures are of heads of GPT-2 (50257 tokens: 2 bytes) and BERT (30522: 4) on one
 #: H200, three products each; the third lies between.
 _ALIGNED = {2: 0.43, 4: 0.65, 8: 0.85}
-
 
 _ATTENTION = {"dot_product_attention_": CUDNN, "splash_": SPLASH}  # by how the names of operations begin
 
@@ -30,8 +28,8 @@ def loads_of(
     op: Signature,
     nest: LoopNest,
     num_parts: NDArray[np.int64],
-    moved_bytes: Array,
-    num_fetches: Array | float = 0.0,
+    moved_bytes: Floats,
+    num_fetches: Floats | float = 0.0,
     dtype: str | None = None,
     computed: int = 1,
     kernel: bool = False,

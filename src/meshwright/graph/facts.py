@@ -3,12 +3,11 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Bools
 from meshwright.graph.graph import Graph
 from meshwright.rules.base import LoopNest, Signature
 
-Bools = NDArray[np.bool_]
 Dims = tuple[int, ...]
 
 COSTLY = frozenset(

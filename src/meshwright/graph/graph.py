@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import jax_compat
+from meshwright.arrays import Ints
 from meshwright.graph.columns import Lazy
 from meshwright.graph.dtypes import widens
 from meshwright.graph.phases import BACKWARD as BACKWARD
 from meshwright.graph.phases import FORWARD as FORWARD
 from meshwright.graph.phases import PHASES, UPDATE, assign_phases
 from meshwright.rules.base import Signature, TensorType
-
-Ints = NDArray[np.int64]
 
 
 class Op(NamedTuple):

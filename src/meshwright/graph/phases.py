@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+
+from meshwright.arrays import Ints
 
 PHASES = FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 _NONE, _FORWARD, _BACKWARD, _UPDATE = -1, 0, 1, 2
-
-Ints = NDArray[np.int64]
 
 
 def assign_phases(scope: Ints, scopes: Sequence[str], makers: Ints, start: Ints) -> Ints:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten_with_path, tree_unflatten
 
+from meshwright.arrays import PyTree
 from meshwright.errors import CheckpointError
 from meshwright.hf.architectures import Architecture
 from meshwright.hf.configuration import read_config
@@ -24,8 +25,6 @@ from meshwright.hf.tokenizer import Tokenizer, read_tokenizer
 from meshwright.progress import progress
 from meshwright.zoo.example import Example, of_config
 from meshwright.zoo.options import DTYPES
-
-PyTree = Any
 
 
 @dataclass(frozen=True)

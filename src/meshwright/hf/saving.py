@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from meshwright import jax_devices
+from meshwright.arrays import PyTree
 from meshwright.errors import CheckpointError, OutputError
 from meshwright.hf import configuration, tokenizer
 from meshwright.hf.architectures.base import SILENT, Architecture, Json
@@ -28,7 +29,6 @@ from meshwright.runtime.cpu_turns import in_turn
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack
 from meshwright.training.saving.spread import of_some_processes, spread
 
-PyTree = Any
 _COPIED = (tokenizer.FILE, tokenizer.SETTINGS, tokenizer.TEMPLATE, "generation_config.json", "special_tokens_map.json")
 Part = tuple[Place, dict[str, int], Any]  # a place of a parameter, the tensor's joined indices, and the parameter
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.plans.records.traced_program import Dims, Nest, RecordedProgram
 
-Ints = NDArray[np.int64]
 _NUMBER = re.compile(r"\d+")
 _MORE = "FGKMPQRTUWXYZACIJO"  # letters for dims of weights that have no name of their own
 

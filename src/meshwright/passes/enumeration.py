@@ -28,6 +28,7 @@ from meshwright.hardware import Cluster, Mesh
 from meshwright.output import write_whole
 from meshwright.profiler.measurements import Database, measured_now
 from meshwright.profiler.measurements.turn import my_turn
+from meshwright.progress import Say
 from meshwright.rehearsal.combinations import Combination, choices_of, plan_combinations
 from meshwright.rehearsal.measuring import Candidate, compiled_ahead, repeats, timed
 from meshwright.rehearsal.share.part_program import PartFunction, PartProgram
@@ -37,8 +38,6 @@ from meshwright.units import format_bytes, format_seconds
 
 PREDICTORS = {"sent_bytes": "bytes sent", "price_s": "planner's price", "profile_s": "profile"}
 ROUNDS = 5  # of the profile, and of the kernel time
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

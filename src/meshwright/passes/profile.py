@@ -1,7 +1,7 @@
 """The profile pass: of every unique segment, the most promising combinations of strategies are measured."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.profiler.measurements import Database, Measurement
 from meshwright.profiler.measurements.turn import my_turn
+from meshwright.progress import Say
 from meshwright.rehearsal.combinations import Combination, choices_of, some_combinations
 from meshwright.rehearsal.measuring import Candidate, Measuring
 from meshwright.rehearsal.search import EXPLORERS, MOST_CANDIDATES
@@ -21,8 +22,6 @@ from meshwright.runtime.spmd import device_mesh
 from meshwright.units import format_bytes, format_seconds
 
 MOST_PLANNED = 100  # combinations of one segment that are planned and ranked; of more, a random sample
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The search pass: the plan that measured segments lead to, its strategies block by block, and its step time."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,13 @@ from meshwright.hardware import Cluster
 from meshwright.planner.methods import Auto
 from meshwright.planning import plan_traced
 from meshwright.plans.plan import PlanData
+from meshwright.progress import Say
 from meshwright.rehearsal.learning.from_parts import leaders
 from meshwright.rehearsal.whole_steps import Step
 from meshwright.units import format_bytes, format_seconds
 
 RUNS = 3
 STEPS = 100  # of each run
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

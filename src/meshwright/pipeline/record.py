@@ -6,11 +6,11 @@ from math import prod
 
 import numpy as np
 
+from meshwright.arrays import Bools, Ints
 from meshwright.graph.tracing.garbage import heap_frozen
 from meshwright.hardware import Cluster, Mesh
 from meshwright.parallelism.judge import judge_stages
 from meshwright.pipeline.layers.batch_sizes import ResizableBatch, Resized
-from meshwright.pipeline.layers.forward_pass import Bools, Ints
 from meshwright.pipeline.layers.layers import Layers
 from meshwright.pipeline.prices.catalogue import FREE, Catalogue, Way, price_way, submesh
 from meshwright.pipeline.prices.layer_prices import LayerPrices

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.graph.phases import FORWARD, PHASES
 from meshwright.planner.grouping.folding import laps
 from meshwright.planner.grouping.roles import find_roles
@@ -22,7 +23,6 @@ from meshwright.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from meshwright.planner.solving.fit_memory import ViewState
 
-Ints = NDArray[np.int64]
 _WIDE = 0.2  # gap above which a plan says what keeps it from being better
 _REMADE = ("checkpoint", "remat")  # in the name scopes of recomputed operations
 

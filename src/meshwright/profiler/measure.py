@@ -14,6 +14,7 @@ import jax
 from meshwright import jax_devices
 from meshwright.profiler.probes import probes
 from meshwright.profiler.survey import Machine, Reading, Survey
+from meshwright.progress import Say
 
 LEAST_ROUNDS = 8  # while there is time
 MOST_ROUNDS = 20  # a busy machine may need many to show a quick run
@@ -23,8 +24,6 @@ COMPILE_S = 10.0  # probes that are not compiled by then are left out
 BUDGET_S = 14.0  # no round begins after that, but for two
 MOST_TRIPS = 1000
 LEAST_S = 1e-9
-
-Say = Callable[[str], None]
 
 
 @dataclass

@@ -6,7 +6,7 @@ of a combination is what a plan that contains it does.
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -19,9 +19,9 @@ from meshwright.planner.budget import Budget
 from meshwright.planner.fixed_splits import FixedSplits
 from meshwright.planner.planner import plan_program
 from meshwright.plans.plan import PlanData
+from meshwright.progress import Say
 from meshwright.rehearsal.parts import MeasuredPart, parts_of
 
-Say = Callable[[str], None]
 FREE = FixedSplits()  # fixes nothing
 
 

@@ -12,7 +12,7 @@ The time limit holds whatever XLA does: a program that is not compiled when the 
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from jax.sharding import Mesh as DeviceMesh
 from meshwright.graph.tracing.trace import Traced
 from meshwright.plans.plan import PlanData
 from meshwright.profiler.measurements import Database, Key, Measurement, measured_now, this_compiler
+from meshwright.progress import Say
 from meshwright.rehearsal.parts import MeasuredPart
 from meshwright.rehearsal.share.part_program import PartFunction, PartProgram, TooLarge, refuse_large
 from meshwright.rehearsal.share.program import Share
@@ -41,7 +42,6 @@ ROUND_S = 0.05  # a round repeats a program until it lasts about so long
 STEP_ROUND_S = 0.3
 LEAST_RUNS, MOST_RUNS = 4, 50  # of a round: runs queue up on the device, so that starting one is hidden by another
 
-Say = Callable[[str], None]
 Compiling = tuple[Key, "Candidate", Future[PartProgram]]
 
 

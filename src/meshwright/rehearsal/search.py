@@ -10,7 +10,7 @@ where it was measured: XLA fuses across parts, so that they take another time in
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +29,7 @@ from meshwright.planner.pricing.corrections import Corrections
 from meshwright.plans.plan import Cost, PlanData, SolutionSummary
 from meshwright.profiler.measurements import Database, open_database
 from meshwright.profiler.measurements.turn import my_turn
+from meshwright.progress import Say
 from meshwright.rehearsal.combinations import some_combinations
 from meshwright.rehearsal.learning.calibration import keep_work
 from meshwright.rehearsal.learning.from_parts import Measured, communication_s, compute_s, corrections
@@ -45,8 +46,6 @@ WORTH = 0.01  # parts below this share of a plan's modelled compute are not meas
 LARGE = 0.1  # segments of at least this share are tried with other splits of their blocks
 MOST_PLANNED = 2 * MOST_CANDIDATES  # combinations of a segment that are planned and ranked
 MOST_ROUNDS = 4  # of planning with corrections
-
-Say = Callable[[str], None]
 
 
 @dataclass

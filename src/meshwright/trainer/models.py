@@ -7,11 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshwright.arrays import PyTree
 from meshwright.errors import TrainingError
 from meshwright.trainer.settings import Settings
 from meshwright.zoo import ZooError, build
-
-PyTree = Any
 
 
 @dataclass(frozen=True)

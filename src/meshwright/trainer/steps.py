@@ -6,10 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from meshwright.arrays import PyTree
 from meshwright.trainer.models import TrainedModel
 from meshwright.zoo.low_rank import adapted, init_adapters
-
-PyTree = Any
 
 
 def make_init(model: TrainedModel, optimizer: Any, adapters: PyTree) -> Callable[[Any], PyTree]:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from meshwright import jax_devices
+from meshwright.arrays import PyTree
 from meshwright.errors import DoesNotFit, TrainingError
 from meshwright.facade import Plan
 from meshwright.pipeline.search.equal_stages import ThreeD
@@ -36,7 +37,6 @@ from meshwright.training.saving.checkpoints import restore, save, saved_steps
 from meshwright.training.state import create_state, follow
 from meshwright.zoo.low_rank import adapter_shapes, weight_names
 
-PyTree = Any
 Evaluate = Callable[[int, PyTree], Mapping[str, float]]
 _STORY = 4  # lines of a printed plan that tell it in short
 _LOOK_S = 0.5  # between looks whether another process is ready

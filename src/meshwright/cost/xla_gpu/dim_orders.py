@@ -9,10 +9,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.graph.facts import Dims, Facts, product_dims
 from meshwright.jit import kernel
-
-Ints = NDArray[np.int64]
 
 _ANY, _OWN, _MOVED = 0, 1, 2  # which order of dims a value may be computed in
 _UNCLEAR = -1  # an order, or a mapping of dims, that is not known

@@ -23,13 +23,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Bools, Ints
 from meshwright.cost.xla_gpu.dim_orders import Orders
-from meshwright.graph.facts import COSTLY, Bools, Facts
+from meshwright.graph.facts import COSTLY, Facts
 from meshwright.jit import kernel
-
-Ints = NDArray[np.int64]
 
 _QUICK = frozenset({"exp", "exp2", "logistic", "div", "sqrt", "rsqrt"})
 _RESHAPING = frozenset({"reshape", "squeeze", "expand_dims"})

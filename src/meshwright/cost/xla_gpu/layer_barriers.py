@@ -10,13 +10,10 @@ gradients of the layer before the last one, so that the reductions of a layer ov
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Bools, Ints
 from meshwright.graph.facts import Facts
 from meshwright.graph.phases import BACKWARD, PHASES
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 _BEHIND = 1  # layers whose reductions may be under way when the backward pass of a layer begins
 

@@ -20,16 +20,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Bools, Ints
 from meshwright.cost.xla_gpu.fusion import fuse, written_over
 from meshwright.cost.xla_gpu.layer_barriers import layer_barriers
 from meshwright.cost.xla_gpu.traffic import Traffic, plain_traffic, traffic
-from meshwright.graph.facts import Bools, Facts
+from meshwright.graph.facts import Facts
 from meshwright.graph.graph import Graph
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES, UPDATE
 from meshwright.jit import kernel
 from meshwright.rules.base import LoopNest
-
-Ints = NDArray[np.int64]
 
 
 class Copies(NamedTuple):

@@ -17,17 +17,14 @@ from math import gcd
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Bools, Floats, Ints
 from meshwright.cost.xla_gpu.dim_orders import Orders
 from meshwright.cost.xla_gpu.fusion import Fusion
-from meshwright.graph.facts import Bools, Facts
+from meshwright.graph.facts import Facts
 from meshwright.graph.graph import Graph
 from meshwright.jit import kernel
 from meshwright.rules.base import Signature
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 _TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than their result
 _IN_PLACE = ("scatter", "select_and_scatter")  # change their first operand where it is

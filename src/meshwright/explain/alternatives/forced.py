@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.parallelism.words import label_words
 from meshwright.planner.solving.fit_memory import View, ViewState
 from meshwright.planner.solving.held_memory import Moments
@@ -20,7 +21,6 @@ from meshwright.strategy.reshard import SLICE, Resharding
 if TYPE_CHECKING:
     from meshwright.hardware import Mesh
 
-Ints = NDArray[np.int64]
 _CLOSE = 1e-2  # relative gap at which a re-solve under a memory limit ends, as in planning
 _PROVEN = 1e-9  # relative difference between a cost and its bound that is only rounding
 # A single allowance: a solve that ran out of time while the solver was loaded would begin again.

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from meshwright.arrays import Ints
 from meshwright.cost.sustained import sustained_s
 from meshwright.explain.alternatives.explanation import Effect
 from meshwright.parallelism.subject.subject import Subject
 from meshwright.pipeline.step_time import seconds_of, step_s
 from meshwright.plans.records.record import MEMORY_ROLES
-from meshwright.plans.records.traced_program import Ints
 from meshwright.plans.stage import EXCHANGED
 
 _PARAMETERS = MEMORY_ROLES.index("parameters")

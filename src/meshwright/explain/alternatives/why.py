@@ -5,8 +5,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.errors import ShardingError
 from meshwright.explain.alternatives.explanation import BARELY, Alternative, Effect, Explanation
 from meshwright.explain.alternatives.forced import ForcedPlan, Pricing
@@ -21,8 +21,6 @@ from meshwright.units import format_bytes
 if TYPE_CHECKING:
     from meshwright.explain.alternatives.step_effects import Effects
     from meshwright.plans.plan import PlanData, Spec, Tensor
-
-Ints = NDArray[np.int64]
 
 
 def explain(plan: "PlanData", path: str, seconds: float) -> Explanation:

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Floats
 from meshwright.plans.records.record import MEMORY_ROLES, Problem
 
-Array = NDArray[np.float64]
 _COPIES = MEMORY_ROLES.index("copies")
 
 
@@ -22,10 +22,10 @@ class MemoryOverTime:
     """
 
     at: NDArray[np.int64]
-    by_role: Array
+    by_role: Floats
 
     @property
-    def total(self) -> Array:
+    def total(self) -> Floats:
         return self.by_role.sum(axis=0)
 
     def thinned(self, most: int) -> "MemoryOverTime":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshwright.arrays import Ints
 from meshwright.cost.sustained import sustained_s
 from meshwright.errors import PlanFileError
 from meshwright.hardware.clusters import AXIS_NAMES
@@ -16,7 +17,7 @@ from meshwright.parallelism.words import bytes_on_device
 from meshwright.plans.operations import Collective
 from meshwright.plans.records.record import MEMORY_ROLES, Record
 from meshwright.plans.records.staged_record import StagedRecord, StageMemory, StageView, cut
-from meshwright.plans.records.traced_program import VIRTUAL, Ints, RecordedProgram
+from meshwright.plans.records.traced_program import VIRTUAL, RecordedProgram
 from meshwright.plans.stage import EXCHANGED, Stage
 from meshwright.plans.tensor import Tensor
 from meshwright.strategy.sharding import Axes

@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from meshwright.arrays import Floats, Ints
 from meshwright.graph.repeats import RepeatedRun, find_runs
-from meshwright.pipeline.layers.forward_pass import Array, Flow, Ints
+from meshwright.pipeline.layers.forward_pass import Flow
 
 _TOLERANCES = (0.5, 1.0, np.inf)  # tried relative deviations of a layer's compute from its target
 _IMBALANCE = 0.1  # price of an imbalance of one whole layer, in bytes of a mean cut
@@ -43,7 +44,7 @@ def balanced_cuts(
     return places, float(bytes_at.max())
 
 
-def _work(flow: Flow, start: int, stop: int) -> Array:
+def _work(flow: Flow, start: int, stop: int) -> Floats:
     """Compute of each operation; bytes where nothing contracts."""
     inside = flow.flops[start:stop].copy()
     inside[flow.graph.columns.phase[start:stop] != 0] = 0.0
@@ -82,7 +83,7 @@ def repeated(flow: Flow, start: int, stop: int) -> RepeatedRun | None:
     return runs[int(np.argmax(work))]
 
 
-def _solve(done: Array, bytes_at: Array, wanted: Array, tolerance: float) -> tuple[list[int] | None, float]:
+def _solve(done: Floats, bytes_at: Floats, wanted: Floats, tolerance: float) -> tuple[list[int] | None, float]:
     """The best cuts, as indices of `done`; None if no cuts keep the tolerance."""
     num_layers, last = len(wanted), len(done) - 1
     unit = _IMBALANCE * (bytes_at[1:-1].mean() if last > 1 else 1.0)

@@ -5,17 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshwright import jax_compat
+from meshwright.arrays import Bools, Floats, Ints
 from meshwright.graph import Graph
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES
 from meshwright.planner.grouping.roles import Roles
 from meshwright.rules.base import LoopNest
-
-Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 _LARGE = 0.25  # share of the forward pass from which a loop counts as a loop over layers
 
@@ -34,7 +30,7 @@ class Flow:
         return np.flatnonzero(self.graph.columns.phase == PHASES.index(FORWARD))
 
     @cached_property
-    def flops(self) -> Array:
+    def flops(self) -> Floats:
         """Floating-point operations of each operation in one step."""
         return np.array([nest.flops for nest in self.nests]) * self.graph.columns.trips
 
@@ -54,7 +50,7 @@ class Flow:
         return operands[0].dtype if operands else "float32"
 
     @cached_property
-    def num_bytes(self) -> Array:
+    def num_bytes(self) -> Floats:
         """Bytes of each value."""
         return self.graph.num_bytes.astype(float)
 
@@ -123,7 +119,7 @@ class Flow:
         return bool(sliced) and bool(self.from_data[sliced].all())
 
     @cached_property
-    def crossing_bytes(self) -> Array:
+    def crossing_bytes(self) -> Floats:
         """Bytes of the values computed before each operation that it or a later forward operation reads."""
         columns, size = self.graph.columns, len(self.graph.columns.signature)
         forward = columns.phase[columns.reader] == PHASES.index(FORWARD)

@@ -14,10 +14,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from meshwright.arrays import Floats, Ints
 from meshwright.errors import ShardingError
 from meshwright.pipeline.boundary import MARK
 from meshwright.pipeline.layers.cuts import balanced_cuts, repeated
-from meshwright.pipeline.layers.forward_pass import Array, Flow, Ints
+from meshwright.pipeline.layers.forward_pass import Flow
 from meshwright.pipeline.layers.placement import Places, follow
 
 _MOST = 16  # layers of a program without repeated blocks
@@ -86,14 +87,16 @@ class Layers:
     first: Ints
     count: Ints
     places: Places
-    crossing_bytes: Array = field(repr=False)
+    crossing_bytes: Floats = field(repr=False)
 
-    def gather(self, unit: Ints, weights: Array) -> Array:
+    def gather(self, unit: Ints, weights: Floats) -> Floats:
         """Sums weights of units by layer; the layers of a unit have equal shares."""
         units, layers = self._shares
         per_layer = np.bincount(unit, weights, len(self.first)) / self.count
-        found: Array = np.bincount(layers, per_layer[units], self.num_layers).astype(float)  # where there are none, too
-        return found
+        totals: Floats = np.bincount(layers, per_layer[units], self.num_layers).astype(
+            float
+        )  # also where there are none
+        return totals
 
     @cached_property
     def _shares(self) -> tuple[Ints, Ints]:

@@ -13,8 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from meshwright.arrays import Ints
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES, UPDATE
-from meshwright.pipeline.layers.forward_pass import Flow, Ints
+from meshwright.pipeline.layers.forward_pass import Flow
 
 Homes = dict[int, set[int]]
 

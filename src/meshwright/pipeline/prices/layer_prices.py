@@ -3,12 +3,8 @@
 from dataclasses import dataclass
 from enum import IntEnum, auto
 
-import numpy as np
-from numpy.typing import NDArray
-
+from meshwright.arrays import Floats
 from meshwright.plans.tensor import Spec
-
-Array = NDArray[np.float64]
 
 
 class Item(IntEnum):
@@ -64,7 +60,7 @@ class LayerPrices:
         local_bytes: Bytes of each of them on one device.
     """
 
-    items: Array
+    items: Floats
     batch_parts: int
     specs: dict[int, Spec]
     local_bytes: dict[int, float]

@@ -10,12 +10,13 @@ from functools import cached_property
 
 import numpy as np
 
+from meshwright.arrays import Bools, Floats, Ints
 from meshwright.cost.xla_gpu.liveness import held_for_backward, liveness
 from meshwright.errors import ShardingError
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES, UPDATE
 from meshwright.hardware import Mesh
 from meshwright.pipeline.layers.batch_sizes import Resized
-from meshwright.pipeline.layers.forward_pass import Array, Bools, Flow, Ints
+from meshwright.pipeline.layers.forward_pass import Flow
 from meshwright.pipeline.layers.layers import Layers
 from meshwright.pipeline.prices.layer_prices import Item, LayerPrices
 from meshwright.planner.grouping.folding import Folded, fold
@@ -135,7 +136,7 @@ class Pricing:
         split = max((math.prod(back.axes.sizes[a] for a in axes) for axes in over), default=1)
         return LayerPrices(items, split, specs, local)
 
-    def _seconds(self, back: Readback) -> tuple[Array, Array, Array]:
+    def _seconds(self, back: Readback) -> tuple[Floats, Floats, Floats]:
         """Compute, communication and reductions of gradients of each operation."""
         ops, size = self.grouping.ops, len(self.graph.columns.signature)
         compute, sent, gradients = np.zeros(size), np.zeros(size), np.zeros(size)
@@ -161,7 +162,7 @@ class Pricing:
                 sent[item.op] += item.trips * known[key]
         return compute, sent, gradients
 
-    def _bytes(self, back: Readback, items: Array) -> None:
+    def _bytes(self, back: Readback, items: Floats) -> None:
         made, live, columns = back.made, self.live, self.graph.columns
         local = self.flow.num_bytes / back.axes.num_parts(made)
         owner = {v: units[0] for v, units in self.layers.places.arguments.items()}
@@ -215,13 +216,13 @@ class Pricing:
         found = [arguments[v][0] if at < 0 else -1 for v, at in zip(values.tolist(), made.tolist(), strict=True)]
         return np.where(made < 0, np.array(found, np.int64), self.layers.places.unit[made])
 
-    def often(self, checkpoint: str) -> Array:
+    def often(self, checkpoint: str) -> Floats:
         """How often a microbatch runs each operation; the user's own recomputation is already in the program twice."""
         if checkpoint == "none" or self.flow.recomputed.any():
             return np.ones(len(self.graph.columns.signature))
         return 1 + self._masks["forward" if checkpoint == "full" else "again"]
 
-    def kept(self, checkpoint: str, chunks: Sequence[tuple[int, int]], share: Array) -> tuple[Ints, Array]:
+    def kept(self, checkpoint: str, chunks: Sequence[tuple[int, int]], share: Floats) -> tuple[Ints, Floats]:
         """Values that are held for the backward pass of one microbatch, and the part of each that some layers hold."""
         held, _, products = self._held
         own = {"none": held, "selective": products, "full": held[:0]}[checkpoint]
@@ -232,11 +233,11 @@ class Pricing:
         come = np.concatenate([own[:0], *inputs])
         return np.concatenate([own, come]), np.concatenate([parts, np.ones(len(come))])
 
-    def _by_layer(self, unit: Ints, weights: Array) -> Array:
+    def _by_layer(self, unit: Ints, weights: Floats) -> Floats:
         return self.layers.gather(unit, weights)
 
     @cached_property
-    def _masks(self) -> dict[str, Array]:
+    def _masks(self) -> dict[str, Floats]:
         """For each item, 1 at the operations that belong to it."""
         columns, flow = self.graph.columns, self.flow
         phase = {name: columns.phase == PHASES.index(name) for name in (FORWARD, BACKWARD, UPDATE)}

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.arrays import Bools, Floats, Ints
 from meshwright.graph.phases import PHASES, UPDATE
-from meshwright.pipeline.layers.forward_pass import Array, Bools, Ints
 from meshwright.planner.pricing.formulation import Formulation
 from meshwright.planner.pricing.group_table import SETTLING
 from meshwright.solver.problem.priced import EdgeKey
 
-Edges = dict[EdgeKey, tuple[float, Array]]  # as `Formulation.edges`
+Edges = dict[EdgeKey, tuple[float, Floats]]  # as `Formulation.edges`
 
 _UPDATE = PHASES.index(UPDATE)
 _ANYWHERE = ("compute", "reshard")  # purposes other than reductions
@@ -30,11 +30,11 @@ class Weights(NamedTuple):
         sums: The reductions of its partial sums.
     """
 
-    work: Array
-    sums: Array
+    work: Floats
+    sums: Floats
 
 
-def once_s(formulation: Formulation, ends: Bools) -> Iterator[Array]:
+def once_s(formulation: Formulation, ends: Bools) -> Iterator[Floats]:
     """For each class of groups the seconds of one of them that are spent once a step, for each strategy.
 
     Args:
@@ -53,7 +53,7 @@ def once_s(formulation: Formulation, ends: Bools) -> Iterator[Array]:
         yield found
 
 
-def steady_weights(formulation: Formulation, ends: Bools, share: float, often: Array) -> Weights:
+def steady_weights(formulation: Formulation, ends: Bools, share: float, often: Floats) -> Weights:
     """Weights in which work done once a step counts only in part.
 
     Args:
@@ -66,7 +66,7 @@ def steady_weights(formulation: Formulation, ends: Bools, share: float, often: A
     return Weights(np.where(updates, share, 1.0) * often, np.where(updates | ends, share, 1.0) * often)
 
 
-def weighed(formulation: Formulation, weights: Weights) -> tuple[list[Array], Edges]:
+def weighed(formulation: Formulation, weights: Weights) -> tuple[list[Floats], Edges]:
     """Weighted costs of nodes (summed over the groups of each) and of edges, split as in `Pricing.read`."""
     ops = formulation.grouping.ops
     costs = [np.zeros(len(cost)) for cost in formulation.costs]
@@ -83,7 +83,7 @@ def weighed(formulation: Formulation, weights: Weights) -> tuple[list[Array], Ed
     return costs, edges
 
 
-def _counts(formulation: Formulation, weights: Weights) -> tuple[Array, Array]:
+def _counts(formulation: Formulation, weights: Weights) -> tuple[Floats, Floats]:
     """For each kind of edge, the weight of its transfers and the weight of the savings where reductions are merged."""
     folded, grouping = formulation.folded, formulation.grouping
     source, _, which = folded.untied
@@ -92,7 +92,7 @@ def _counts(formulation: Formulation, weights: Weights) -> tuple[Array, Array]:
     settles = _settling(formulation)
     made = np.where(source < len(grouping.groups), settles[np.minimum(source, len(grouping.groups) - 1)], -1)
     saved = np.where(made >= 0, weights.sums[made], 0.0)
-    found: list[Array] = [np.bincount(which, part, len(formulation.edges)).astype(float) for part in (read, saved)]
+    found: list[Floats] = [np.bincount(which, part, len(formulation.edges)).astype(float) for part in (read, saved)]
     return found[0], found[1]
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.arrays import Bools, Floats, Ints
 from meshwright.cost.sustained import sustained_s, sustained_ways
 from meshwright.hardware import Mesh
-from meshwright.pipeline.layers.forward_pass import Array, Bools, Ints
 from meshwright.pipeline.prices.catalogue import TENSOR, Catalogue, View, Way, submesh
 from meshwright.pipeline.prices.kernels import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS, price_ranges
 from meshwright.pipeline.prices.layer_prices import Item, LayerPrices
@@ -53,7 +53,7 @@ class Option:
         """Sizes of the axes inside a replica."""
         return self.mesh.sizes[1:]
 
-    def again(self, items: Array) -> tuple[Array, Array]:
+    def again(self, items: Floats) -> tuple[Floats, Floats]:
         """Compute and communication that each layer repeats in the backward pass, beyond the user's own checkpoints."""
         if self.checkpoint == "none":
             return np.zeros(items.shape[1:]), np.zeros(items.shape[1:])
@@ -61,13 +61,13 @@ class Option:
         compute, sent = items[list(work)] - items[[Item.REPEATED, Item.REPEATED_SENT]]
         return np.maximum(compute, 0.0), np.maximum(sent, 0.0)
 
-    def held(self, items: Array) -> Array:
+    def held(self, items: Floats) -> Floats:
         """Bytes that are held for each microbatch in flight."""
         item = {"none": Item.HELD_BYTES, "selective": Item.KEPT_BYTES, "full": Item.INPUT_BYTES}[self.checkpoint]
         return items[item]
 
     @cached_property
-    def transient(self) -> Array:
+    def transient(self) -> Floats:
         """Bytes of temporaries that each layer needs while it runs, recomputed activations included.
 
         State that is sharded over the replicas is gathered while its layer runs.
@@ -81,7 +81,7 @@ class Option:
         """The number of devices that shard the state which ZeRO shards from a given ZeRO stage on."""
         return self.data if self.zero >= stage else 1
 
-    def state_bytes(self, items: Array) -> Array:
+    def state_bytes(self, items: Floats) -> Floats:
         """Parameters, their gradients and copies, and the optimizer's state."""
         weights = (items[Item.PARAMETER_BYTES] + items[Item.COPY_BYTES]) / self.parts(3)
         return weights + items[Item.GRADIENT_BYTES] / self.parts(2) + items[Item.OPTIMIZER_BYTES] / self.parts(1)
@@ -90,11 +90,11 @@ class Option:
         """Bytes that a copy of another stage's parameter takes, with its gradient."""
         return num_bytes / self.parts(3) + self.trains * num_bytes / self.parts(2)
 
-    def update_s(self, items: Array) -> Array:
+    def update_s(self, items: Floats) -> Floats:
         """Compute of the optimizer."""
         return items[Item.UPDATE] / self.parts(1)
 
-    def exchanged(self, items: Array) -> tuple[Array, Array]:
+    def exchanged(self, items: Floats) -> tuple[Floats, Floats]:
         """Communication between replicas for each layer and microbatch: in the forward and in the backward pass.
 
         Sharded parameters are gathered for each pass, and sharded gradients are reduce-scattered after each.
@@ -132,7 +132,7 @@ class Pace(NamedTuple):
     most: int
     num_microbatches: int
     hides: float
-    floor: Array
+    floor: Floats
     best_s: float
 
 
@@ -153,28 +153,28 @@ class Options:
         self.transient = np.array([option.transient for option in options])
         self.ways = _ways(options)
         self._ranks = _RANKS  # the largest number needed so far
-        self._transfers: dict[bool, Array] = {}
+        self._transfers: dict[bool, Floats] = {}
 
     @property
     def num_layers(self) -> int:
         return self.transient.shape[1]
 
     @property
-    def work(self) -> Array:
+    def work(self) -> Floats:
         """The least time that each layer takes in a step: forward and backward passes, and what is done once."""
         num_microbatches = self._catalogue.rows.batch // self.num_rows
-        found: Array = np.diff(num_microbatches * self.sums[:, MICROBATCH] + self.sums[:, ONCE]).min(axis=0)
+        found: Floats = np.diff(num_microbatches * self.sums[:, MICROBATCH] + self.sums[:, ONCE]).min(axis=0)
         return found
 
     @property
     def limit(self) -> float:
         return self._catalogue.limits[self.group]
 
-    def least_fill(self, hides: float) -> Array:
+    def least_fill(self, hides: float) -> Floats:
         """The least time that each layer adds to the fill of the pipeline, over all options."""
         return np.diff(self.sums[:, MICROBATCH] - hides * self.sums[:, WEIGHTS]).min(axis=0)
 
-    def least_s(self, num_microbatches: int, share: float) -> Array:
+    def least_s(self, num_microbatches: int, share: float) -> Floats:
         """For each layer, a lower bound on its part of the time of a step, whatever its option and its stage.
 
         With T = Σ fill + max busy, every stage ``s`` gives the bound T ≥ fill_s + busy_s + Σ fill of the others. The
@@ -193,7 +193,7 @@ class Options:
         adds = np.minimum(own - 2 * weights, own / chunks)
         return (share * (num_microbatches * own + once) + (1 - share) * adds).min(axis=0)
 
-    def least_bytes(self, most: int) -> Array:
+    def least_bytes(self, most: int) -> Floats:
         """The least bytes that any option needs for a range: by microbatches in flight (minus one), and layers."""
         fixed, held = self._needs(slice(None))
         return np.array([(fixed + (number + 1) * held).min(axis=0) for number in range(most)])
@@ -210,7 +210,7 @@ class Options:
         found: Bools = interleave * fixed + np.array(in_flight)[:, None, None] * held <= self.limit
         return found
 
-    def _needs(self, some: slice) -> tuple[Array, Array]:
+    def _needs(self, some: slice) -> tuple[Floats, Floats]:
         """Bytes that ranges need by some options, and bytes for each microbatch: by option, first layer and end."""
         sums, transient = self.sums[some], self.transient[some]
         num_options, num_layers = transient.shape
@@ -225,7 +225,7 @@ class Options:
             fixed += size[:, None, None] * (copies & ~owns)
         return fixed, held
 
-    def transfer(self, near: bool) -> Array:
+    def transfer(self, near: bool) -> Floats:
         """For each option, seconds, there and back, over the cut before each layer and after the last.
 
         Args:
@@ -243,7 +243,7 @@ class Options:
             self._transfers[near] = np.array(found)
         return self._transfers[near]
 
-    def price(self, pace: Pace) -> tuple[Array, Array, Ints]:
+    def price(self, pace: Pace) -> tuple[Floats, Floats, Ints]:
         """The fill, the busy time and the option of every range: by rank, microbatches in flight, and layers.
 
         All stages send over the links between hosts here.
@@ -309,7 +309,7 @@ def _spread(option: Option, catalogue: Catalogue, num_microbatches: int, limit: 
     return found
 
 
-def _sums(option: Option, num_microbatches: int) -> Array:
+def _sums(option: Option, num_microbatches: int) -> Floats:
     """The rows that `kernel.price_ranges` takes, up to each layer; the whole batch counts as state."""
     items = option.prices.items
     compute, sent = option.again(items)
@@ -329,7 +329,7 @@ def _sums(option: Option, num_microbatches: int) -> Array:
     return np.concatenate([np.zeros((len(rows), 1)), np.cumsum(rows, axis=1)], axis=1)
 
 
-def _ways(options: list[Option]) -> Array:
+def _ways(options: list[Option]) -> Floats:
     """The algorithms of each option's collectives, padded with entries that never win or cost nothing."""
     found = [[sustained_ways(option.mesh, kind, (0,)) for kind in option.collectives] for option in options]
     most = max((len(ways) for steps in found for ways in steps), default=1)

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.arrays import Floats, Ints
 from meshwright.errors import ShardingError
 from meshwright.hardware import Mesh
-from meshwright.pipeline.layers.forward_pass import Array, Ints
 from meshwright.pipeline.layers.layers import Layers
 from meshwright.pipeline.prices.layer_prices import LayerPrices
 from meshwright.pipeline.prices.layer_pricing import Pricing
@@ -74,11 +74,11 @@ class Own(NamedTuple):
     exchange_s: float = 0.0
     memory: MemoryPrice | None = None
 
-    def share(self, layers: Layers) -> Array:
+    def share(self, layers: Layers) -> Floats:
         """The share of each unit that is in the stage."""
         end, chunks = layers.first + layers.count, self.chunks or ((0, layers.num_layers),)
         parts = [np.clip(np.minimum(b, end) - np.maximum(a, layers.first), 0, None) for a, b in chunks]
-        found: Array = np.sum(parts, axis=0) / layers.count
+        found: Floats = np.sum(parts, axis=0) / layers.count
         return found
 
 
@@ -109,8 +109,8 @@ def own_problem(pricing: Pricing, formulation: Formulation, own: Own) -> ChoiceP
 
 
 def _held(
-    pricing: Pricing, formulation: Formulation, own: Own, memory: MemoryPrice, share: Array
-) -> Iterator[tuple[int, Array]]:
+    pricing: Pricing, formulation: Formulation, own: Own, memory: MemoryPrice, share: Floats
+) -> Iterator[tuple[int, Floats]]:
     """Bytes of the stage's state and of the activations in flight: by class, for each strategy."""
     moments, gradients, weights = (1 / parts for parts in memory.spread)
     roles, trains = pricing.roles, pricing.trains
@@ -125,7 +125,7 @@ def _held(
     yield from _by_class(pricing, formulation, held, memory.in_flight * parts)
 
 
-def _by_class(pricing: Pricing, formulation: Formulation, values: Ints, times: Array) -> Iterator[tuple[int, Array]]:
+def _by_class(pricing: Pricing, formulation: Formulation, values: Ints, times: Floats) -> Iterator[tuple[int, Floats]]:
     """Bytes of some values on one device, each times its count: summed by class, for each strategy."""
     grouping = pricing.grouping
     counted = (grouping.placed.home[values] >= 0) & (times > 0)

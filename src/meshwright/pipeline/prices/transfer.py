@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshwright.arrays import Floats
 from meshwright.cost.sustained import SHARED_ADAPTER, sustained_s
 from meshwright.hardware import Cluster, Mesh
-from meshwright.pipeline.prices.layer_prices import Array, Item, LayerPrices
+from meshwright.pipeline.prices.layer_prices import Item, LayerPrices
 
 if TYPE_CHECKING:  # a loaded plan is simulated without JAX, which these need
     from meshwright.pipeline.layers.layers import Layers
 
 
-def crossing_bytes(layers: "Layers", prices: LayerPrices, share: float) -> tuple[Array, Array]:
+def crossing_bytes(layers: "Layers", prices: LayerPrices, share: float) -> tuple[Floats, Floats]:
     """Bytes of the activations that cross the cut before each layer and after the last, for a device of the stage
     before the cut: those that it holds, and its equal share of all.
 
@@ -32,7 +33,7 @@ def crossing_bytes(layers: "Layers", prices: LayerPrices, share: float) -> tuple
     return np.where(equal > 0, np.maximum(held, equal), 0.0), equal
 
 
-def send_s(cluster: Cluster, held: Array, equal: Array, near: bool, num_devices: int) -> Array:
+def send_s(cluster: Cluster, held: Floats, equal: Floats, near: bool, num_devices: int) -> Floats:
     """Seconds, one way, that each device of a stage takes to send activations to the next stage.
 
     Args:
@@ -68,14 +69,14 @@ def exchange_s(cluster: Cluster, num_bytes: float) -> float:
     return 2 * transfer_s(cluster, num_bytes)
 
 
-def _permute_s(cluster: Cluster, num_bytes: Array, near: bool) -> Array:
-    found: Array = np.max(
+def _permute_s(cluster: Cluster, num_bytes: Floats, near: bool) -> Floats:
+    found: Floats = np.max(
         [sustained_s(mesh, "permute", (0,), num_bytes) for mesh in _neighbours(cluster, near)], axis=0
     )
     return found
 
 
-def _gather_s(cluster: Cluster, num_bytes: Array, count: int) -> Array:
+def _gather_s(cluster: Cluster, num_bytes: Floats, count: int) -> Floats:
     """Seconds in which so many devices of a host gather some bytes of which each has a part."""
     found = np.zeros_like(num_bytes)
     for group in cluster.groups:

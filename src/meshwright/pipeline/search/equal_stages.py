@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.arrays import Bools, Floats, Ints
 from meshwright.errors import ShardingError
-from meshwright.pipeline.layers.forward_pass import Array, Bools, Ints
 from meshwright.pipeline.prices.catalogue import Catalogue
 from meshwright.pipeline.prices.kernels import ACTIVATIONS, GRADIENTS, MICROBATCH, ONCE, STATE, WEIGHTS
 from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options
@@ -87,7 +87,7 @@ class PricedPipeline(NamedTuple):
 
     total_s: float
     option: Ints
-    peak_bytes: Array
+    peak_bytes: Floats
     free_s: float
 
 
@@ -100,7 +100,7 @@ class Split:
             of them where that costs nothing, since arrays that are stacked over the trips are then arrays of JAX.
     """
 
-    def __init__(self, work: Array, loop: tuple[int, int] = (0, 0)):
+    def __init__(self, work: Floats, loop: tuple[int, int] = (0, 0)):
         self.loop = loop
         work = np.asarray(work, float) / max(np.sum(work), 1e-30)
         self.work = np.concatenate([[0.0], np.cumsum(work if work.all() else work + work.max() / 1000)])
@@ -138,7 +138,7 @@ def _by_stage(edges: Ints, num_stages: int) -> tuple[Ints, Ints]:
     return edges[:-1].reshape(-1, num_stages).T, edges[1:].reshape(-1, num_stages).T
 
 
-def _balanced(size: Array) -> Ints | None:
+def _balanced(size: Floats) -> Ints | None:
     """Edges of chunks whose busiest one has the least work; of those, the ones with the least squares.
 
     Args:
@@ -151,7 +151,7 @@ def _balanced(size: Array) -> Ints | None:
     return _cheapest(np.where(size <= least * _EQUAL, size**2, np.inf), np.add)
 
 
-def _cheapest(cost: Array, join: Callable[[Array, Array], Array]) -> Ints | None:
+def _cheapest(cost: Floats, join: Callable[[Floats, Floats], Floats]) -> Ints | None:
     """The edges of chunks with the least total cost, as costs are joined; None if there are none.
 
     Args:
@@ -207,13 +207,13 @@ def price_recipe(
     return PricedPipeline(total_s, option, needed[option, stage], free_s)
 
 
-def _quickest(adds: Array, rest: Array) -> tuple[Ints, float]:
+def _quickest(adds: Floats, rest: Floats) -> tuple[Ints, float]:
     """The option of each stage, as of `choose`, and the time of a step."""
     option, stage = choose(adds, rest), np.arange(adds.shape[1])
     return option, float(adds[option, stage].sum() + rest[option, stage].max())
 
 
-def stage_sums(options: Options, chunks: tuple[Ints, Ints]) -> tuple[Array, Array, Array]:
+def stage_sums(options: Options, chunks: tuple[Ints, Ints]) -> tuple[Floats, Floats, Floats]:
     """Sums over the layers of stages, for each option.
 
     Returns:
@@ -234,7 +234,7 @@ def stage_sums(options: Options, chunks: tuple[Ints, Ints]) -> tuple[Array, Arra
     return part, once, fixed
 
 
-def choose(adds: Array, rest: Array) -> Ints:
+def choose(adds: Floats, rest: Floats) -> Ints:
     """For each stage the option, such that Σ adds + max rest over the stages is least.
 
     As in `unequal_stages`, the maximum is fixed first and lowered until nothing is feasible; ties take the least
@@ -256,7 +256,7 @@ def choose(adds: Array, rest: Array) -> Ints:
         limit = min(np.nextafter(most, -np.inf), best_s - total)
 
 
-def _most(transient: Array, first: Ints, last: Ints) -> Array:
+def _most(transient: Floats, first: Ints, last: Ints) -> Floats:
     """For each option and stage, the largest need of any of its layers."""
     stages = zip(first.tolist(), last.tolist(), strict=True)
     found = [[transient[:, a:b].max(axis=1) for a, b in zip(*stage, strict=True)] for stage in stages]

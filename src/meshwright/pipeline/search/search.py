@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from meshwright.arrays import Bools, Floats, Ints
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph.phases import BACKWARD, PHASES
-from meshwright.pipeline.layers.forward_pass import Array, Bools, Flow, Ints
+from meshwright.pipeline.layers.forward_pass import Flow
 from meshwright.pipeline.prices.catalogue import TENSOR, Catalogue
 from meshwright.pipeline.prices.kernels import ACTIVATIONS, MICROBATCH, STATE
 from meshwright.pipeline.prices.stage_options import CHECKPOINTS, Options, find_options
@@ -70,7 +71,7 @@ class PipelineSearch:
         rates = [1 / group.chip.matmul_s(_LARGE_FLOPS) for group in catalogue.cluster.groups]
         total = sum(rate * group.num_devices for rate, group in zip(rates, catalogue.cluster.groups, strict=True))
         self._share = [rate / total for rate in rates]  # one device's share of the cluster's compute
-        self._least: dict[int, Array] = {}  # by rows of a microbatch, for each layer
+        self._least: dict[int, Floats] = {}  # by rows of a microbatch, for each layer
         self._outside_s = np.inf  # a bound on plans that are no pipelines
         self._options: dict[tuple[int, int, int, str, int | None], Options | None] = {}
 
@@ -242,7 +243,7 @@ class PipelineSearch:
         )
         self.best = FoundPipeline(priced.total_s, pipeline, stages)
 
-    def _split(self, work: Array) -> Split:
+    def _split(self, work: Floats) -> Split:
         key = work.tobytes()
         if key not in self._splits:
             self._splits[key] = Split(work, self._loop)

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Floats, Ints
 from meshwright.pipeline.prices.kernels import MICROBATCH, cheapest, cheapest_staged
 from meshwright.pipeline.prices.stage_options import Options, Pace
 from meshwright.pipeline.search.device_line import Line, neighbours, place
@@ -32,8 +33,6 @@ from meshwright.plans.stage import Pipeline
 from meshwright.schedules import SCHEDULES, in_flight
 
 Kind = tuple[int, int, Options]  # group of hosts, devices, the ways to split a stage on them
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 InFlight = Callable[[int], Sequence[int] | None]  # None where there may not be so many stages
 _LESS = 1 - 1e-9
@@ -66,8 +65,8 @@ class Ranges:
         allowed: For each kind and number of devices left, whether a stage can take the first of these.
     """
 
-    fill: Array
-    busy: Array
+    fill: Floats
+    busy: Floats
     size: Ints
     allowed: NDArray[np.bool_]
 
@@ -164,7 +163,7 @@ def _with_stages(ranges: Ranges, from_end: Sequence[int], best_s: float, count: 
 
 
 def _descend(
-    solve: Callable[[float], list[ChosenStage] | None], fill: Array, busy: Array, best_s: float, once: bool = False
+    solve: Callable[[float], list[ChosenStage] | None], fill: Floats, busy: Floats, best_s: float, once: bool = False
 ) -> Solution | None:
     """Lowers the limit on the busiest stage until no better solution exists, or until the first is found."""
     found, limit = None, best_s

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.cost.xla_gpu.traffic import Traffic
 from meshwright.graph.phases import PHASES
 from meshwright.graph.repeats import find_runs
@@ -22,8 +22,6 @@ from meshwright.planner.grouping.likeness import tokens_of
 from meshwright.planner.grouping.numbering import number_rows, number_stretches, pack, ranges, sort_by, starts
 
 PERIODS = 2
-
-Ints = NDArray[np.int64]
 
 
 class Shared(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.graph import BACKWARD, UPDATE, Graph
 from meshwright.graph.accumulation import Accumulated, find_accumulated
 from meshwright.graph.columns import Lazy
@@ -25,8 +26,6 @@ from meshwright.rules import LoopNest, loop_nest
 from meshwright.rules.base import REDUCING
 from meshwright.rules.families.islands import ISLAND
 from meshwright.rules.written import written
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)

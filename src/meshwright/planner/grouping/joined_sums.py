@@ -7,8 +7,8 @@ of their own gradients. A sum may be transposed, reshaped or converted without l
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.graph import Graph
 from meshwright.graph.accumulation import ADDING, Accumulated, contributes
 from meshwright.graph.dtypes import hands_sums_on
@@ -17,8 +17,6 @@ from meshwright.planner.grouping.placement import Placed
 from meshwright.rules import LoopNest
 from meshwright.strategy.candidates import Assignment, follow, keeps_apart, reducing_axes, tensor_holders
 from meshwright.strategy.sharding import Axes, Codes
-
-Ints = NDArray[np.int64]
 
 _PASSING = ("transpose", "reshape")
 

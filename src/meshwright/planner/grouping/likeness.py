@@ -3,13 +3,11 @@
 from collections.abc import Hashable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.jit import kernel
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.numbering import number_stretches, pack, starts
-
-Ints = NDArray[np.int64]
 
 _OWN, _READ, _VIRTUAL, _SCALAR = range(4)  # what an operand is: the last digit of its code
 

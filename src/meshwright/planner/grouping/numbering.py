@@ -4,11 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.jit import inline, kernel
-
-Ints = NDArray[np.int64]
 
 
 class Numbers(Mapping[int, int]):

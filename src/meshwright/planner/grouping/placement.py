@@ -3,12 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Bools, Ints
 from meshwright.jit import inline, kernel
-
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _EXPANDING = 2  # a result this many times its operands' size is cheaper to recompute than to move
 # The most operations that a reader recomputes for a value that depends on real ones: a longer chain is worth computing

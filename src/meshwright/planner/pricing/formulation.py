@@ -23,6 +23,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Floats, Ints
 from meshwright.cost.xla_gpu.liveness import Liveness
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
@@ -37,9 +38,6 @@ from meshwright.solver.problem.copies import NO_INTS, Copied, EdgeKey, Lifetimes
 from meshwright.solver.problem.priced import Usage, choice_problem
 from meshwright.strategy.candidates import most_scattered
 from meshwright.strategy.sharding import Axes, Codes
-
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -280,7 +278,7 @@ class Formulation:
             found.append(np.unique(np.concatenate(codes)))
         return found
 
-    def _node_costs(self) -> list[Array]:
+    def _node_costs(self) -> list[Floats]:
         hidden = 1.0 - self.exposure.gradients
         costs = [table.compute + table.communication - hidden * table.gradients for table in self.tables]
         graph, grouping = self.grouping.graph, self.grouping
@@ -296,7 +294,7 @@ class Formulation:
                 costs[which] = costs[which] + extra / len(self.folded.members[which])
         return costs + [np.zeros(len(codes)) for codes in self.shared_codes]
 
-    def _edge_matrices(self) -> dict[EdgeKey, tuple[int, Array]]:
+    def _edge_matrices(self) -> dict[EdgeKey, tuple[int, Floats]]:
         found = {}
         early = early_values(self.grouping.graph) if self.exposure.fetches < 1.0 else set()
         for (source, place, reader, slot), count in self.folded.edges.items():
@@ -306,7 +304,7 @@ class Formulation:
             found[source, place, reader, slot] = count, matrix if saved is None else matrix - saved
         return found
 
-    def joined_s(self, source: int, place: int, reader: int, slot: int) -> Array | None:
+    def joined_s(self, source: int, place: int, reader: int, slot: int) -> Floats | None:
         """Seconds that an edge saves, by strategies of its ends; None if no sum joins another."""
         if place < 0 or slot < 0:
             return None
@@ -314,7 +312,7 @@ class Formulation:
         leader = self.grouping.groups[self.folded.members[source][0]].leader
         return saved if saved is None or not self._sums_gradient(leader) else self.exposure.gradients * saved
 
-    def resharding_s(self, source: int, place: int, reader: int, slot: int) -> Array:
+    def resharding_s(self, source: int, place: int, reader: int, slot: int) -> Floats:
         """Seconds of resharding of an edge, by strategies of its ends."""
         value, made = self.value_of(source, place), self._made(source, place)
         free = None
@@ -344,7 +342,7 @@ class Formulation:
             matrix[:, free] = 0.0
         return matrix
 
-    def _parts_kept(self, codes: Codes) -> Array:
+    def _parts_kept(self, codes: Codes) -> Floats:
         """Into how many parts shardings split a value along the axes along which it may not be gathered."""
         kept = np.ones(self.axes.num_axes, bool)
         kept[list(self.restrictions.gathered)] = False

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Floats
 from meshwright.cost.load import Load
 from meshwright.solver.problem.priced import joined_s
 from meshwright.strategy.candidates import Assignment, Candidates
 from meshwright.strategy.sharding import Codes
-
-Array = NDArray[np.float64]
 
 SETTLING = ("activation", "gradient")  # purposes of the collectives that settle sums
 
@@ -58,17 +57,17 @@ class GroupTable:
     needs: list[Codes] = field(default_factory=list)
     duplicate: list[NDArray[np.bool_]] = field(default_factory=list)
     offers: Codes | None = None
-    settling: Array = field(default_factory=lambda: np.zeros(0))
+    settling: Floats = field(default_factory=lambda: np.zeros(0))
     takes: dict[int, Codes] = field(default_factory=dict)
-    compute: Array = field(default_factory=lambda: np.zeros(0))
-    communication: Array = field(default_factory=lambda: np.zeros(0))
-    gradients: Array = field(default_factory=lambda: np.zeros(0))
-    sent: dict[tuple[str, tuple[int, ...]], Array] = field(default_factory=dict)
-    transient: list[tuple[int, Array]] = field(default_factory=list)
+    compute: Floats = field(default_factory=lambda: np.zeros(0))
+    communication: Floats = field(default_factory=lambda: np.zeros(0))
+    gradients: Floats = field(default_factory=lambda: np.zeros(0))
+    sent: dict[tuple[str, tuple[int, ...]], Floats] = field(default_factory=dict)
+    transient: list[tuple[int, Floats]] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
-    items: list[tuple[int, str, Array]] = field(default_factory=list)
+    items: list[tuple[int, str, Floats]] = field(default_factory=list)
 
     def select(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> None:
         """Keeps only some of the strategies."""
@@ -87,7 +86,7 @@ class GroupTable:
         self.assignments = [a[keep] for a in self.assignments]
         self.items = [(i, purpose, seconds[keep]) for i, purpose, seconds in self.items]
 
-    def joined_s(self, reader: "GroupTable", slot: int) -> Array | None:
+    def joined_s(self, reader: "GroupTable", slot: int) -> Floats | None:
         """Seconds saved if this group's sum joins a reader's at a slot, by strategies of both groups."""
         takes = reader.takes.get(slot)
         return None if takes is None or self.offers is None else joined_s(self.offers, self.settling, takes)

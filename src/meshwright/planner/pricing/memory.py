@@ -10,8 +10,8 @@ from functools import cached_property
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Bools, Floats, Ints
 from meshwright.cost.xla_gpu.liveness import Copies, Liveness
 from meshwright.hardware import Mesh
 from meshwright.planner.grouping.folding import Folded
@@ -24,9 +24,6 @@ from meshwright.solver.problem.priced import Usage
 from meshwright.strategy.candidates import reducing_axes, tensor_holders
 from meshwright.strategy.sharding import Axes, Codes
 
-Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 Span = tuple[int, int, int, int, float]  # column, group, start, stop, share of the column's bytes
 
 
@@ -71,7 +68,7 @@ class MemoryModel(Usage):
         passing = range(len(found), len(self.column_class))
         return found + ["gradients" if column in self.raw_gradients else "temporaries" for column in passing]
 
-    def charge(self, prices: Mapping[int, float], costs: Array, first: Ints) -> None:
+    def charge(self, prices: Mapping[int, float], costs: Floats, first: Ints) -> None:
         """Adds to the costs of strategies the price of the memory they take at some moments.
 
         Args:
@@ -128,21 +125,21 @@ class MemoryModel(Usage):
         if column is not None:
             yield column, group, start, stop, 1.0
 
-    def _add_partial(self, which: int, size: Array, made: int) -> int:
+    def _add_partial(self, which: int, size: Floats, made: int) -> int:
         """Adds a column for the bytes that a value takes before it is reduced."""
         column = self.add(which, size)
         if made in self.grouping.gradients:
             self.raw_gradients.add(column)
         return column
 
-    def _growth(self, index: int, table: GroupTable, rank: int) -> Array:
+    def _growth(self, index: int, table: GroupTable, rank: int) -> Floats:
         """By how much an operation's result is larger before its partial sums are settled, for each strategy."""
         nest = self.grouping.nests[index]
         made = self.grouping.graph.columns.first_made[index]
         before = self.axes.pack(tensor_holders(nest.results[0], table.assignments[rank], len(nest.loops)))
         return self._local(made, before) - self._local(made, table.codes[self.grouping.place[made]])
 
-    def _local(self, value: int, codes: Codes) -> Array:
+    def _local(self, value: int, codes: Codes) -> Floats:
         """Bytes of a value on one device, for each of its shardings."""
         graph = self.grouping.graph
         return graph.kinds[graph.kind[value]].num_bytes / self.axes.num_parts(codes)
@@ -203,7 +200,7 @@ class MemoryModel(Usage):
                     held = self.axes.pack(tensor_holders(dims, loops, len(nest.loops)))
                     yield from self._while_running(which, member, num_bytes / self.axes.num_parts(held))
 
-    def _while_running(self, which: int, member: int, size: Array) -> Iterator[Span]:
+    def _while_running(self, which: int, member: int, size: Floats) -> Iterator[Span]:
         """The memory that an operation of each group of a class takes while it runs."""
         column, ops, members = self.add(which, size), self.grouping.ops, self.folded.members[which]
         times = ops.items[ops.start[members] + member].tolist()

@@ -5,19 +5,17 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Floats
 from meshwright.graph import Graph, Op
 from meshwright.rules import LoopNest
 from meshwright.strategy.candidates import Assignment, tensor_holders
 from meshwright.strategy.sharding import Axes
 
-Array = NDArray[np.float64]
-
 _FLOAT32 = 4  # bytes of a number in which blocks of attention are added up
 
 
-def borders(graph: Graph, op: Op, nest: LoopNest, axes: Axes, loops: Assignment) -> Iterator[tuple[int, Array]]:
+def borders(graph: Graph, op: Op, nest: LoopNest, axes: Axes, loops: Assignment) -> Iterator[tuple[int, Floats]]:
     """The axis and the bytes, under each strategy, of each permute of a border of an operation's first operand.
 
     A split window reads its neighbours' borders. One comes from each side, so there are two permutes, except where the
@@ -49,10 +47,10 @@ class Mixed(NamedTuple):
 
     along: tuple[int, ...]
     num_devices: int
-    exchanged: list[Array]
-    passed: Array
-    returned: Array
-    held: Array
+    exchanged: list[Floats]
+    passed: Floats
+    returned: Floats
+    held: Floats
 
 
 def mixed(graph: Graph, op: Op, nest: LoopNest, axes: Axes, loops: Assignment) -> Iterator[Mixed]:
@@ -63,7 +61,7 @@ def mixed(graph: Graph, op: Op, nest: LoopNest, axes: Axes, loops: Assignment) -
         masks = (loops == loop) @ bits
         for mask in set(masks.tolist()) - {0}:
             along = tuple(axis for axis in range(axes.num_axes) if mask >> axis & 1)
-            passed, returned, summed, exchanged = np.zeros(size), np.zeros(size), np.zeros(size), list[Array]()
+            passed, returned, summed, exchanged = np.zeros(size), np.zeros(size), np.zeros(size), list[Floats]()
             for place, (value, dims) in enumerate(tensors):
                 if not any(loop in dim for dim in dims):
                     continue

@@ -5,6 +5,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Floats
 from meshwright.cost.load import Loads
 from meshwright.cost.rates import cluster_rates
 from meshwright.cost.work import loads_of
@@ -35,8 +36,6 @@ from meshwright.strategy.candidates import (
 )
 from meshwright.strategy.reshard import SLICE, Resharding
 from meshwright.strategy.sharding import Axes, Codes, Holders
-
-Array = NDArray[np.float64]
 
 # On three axes a product has up to a thousand strategies. All strategies that a mesh of two axes has are kept, so that
 # a third axis does not make the plan worse, and so are the cheapest of the others: on 8 layers of Llama-3-8B, 2×4×8,
@@ -195,7 +194,7 @@ class _Walk:
         if self.size == 1:
             self.table.loads.append(work.first)
 
-    def _work(self, index: int, parts: NDArray[np.int64], moved: Array, fetches: Array) -> Loads:
+    def _work(self, index: int, parts: NDArray[np.int64], moved: Floats, fetches: Floats) -> Loads:
         op, nest, traffic = self.graph.ops[index], self.grouping.nests[index], self.pricer.traffic
         chip = self.pricer.mesh.chip
         rewritten = self.grouping.dequantized if chip is not None and chip.vendor in _REWRITTEN_ON else {}
@@ -228,13 +227,13 @@ class _Walk:
         if index == self.path[-1] and self.group.leader in joining.joins:
             table.offers = held
 
-    def _made_bytes(self, index: int, loops: Assignment) -> Array:
+    def _made_bytes(self, index: int, loops: Assignment) -> Floats:
         """Bytes of an operation's first result on one device, before partial sums are settled."""
         nest, value = self.grouping.nests[index], self.graph.ops[index].outputs[0]
         made = self.pricer.axes.pack(tensor_holders(nest.results[0], loops, len(nest.loops)))
         return self.graph.types[value].num_bytes / self.pricer.axes.num_parts(made)
 
-    def _operand(self, member: int, index: int, position: int, value: int, loops: Assignment) -> Array:
+    def _operand(self, member: int, index: int, position: int, value: int, loops: Assignment) -> Floats:
         """Prices the resharding of one operand; returns the bytes of it that are read."""
         kind = self.graph.types[value]
         if not kind.shape:
@@ -261,7 +260,7 @@ class _Walk:
 
     def _result(
         self, member: int, index: int, position: int, value: int, loops: Assignment, scatter: Holders | None
-    ) -> Array:
+    ) -> Floats:
         """Settles one result's partial sums and records its sharding; returns the bytes of it that are written."""
         kind, nest, axes = self.graph.types[value], self.grouping.nests[index], self.pricer.axes
         partial = reducing_axes(nest, loops, nest.results[position])
@@ -282,7 +281,7 @@ class _Walk:
         self,
         member: int,
         index: int,
-        local: Array,
+        local: Floats,
         partial: NDArray[np.bool_],
         scatter: Holders | None,
         waits: Accumulated | None,
@@ -306,7 +305,7 @@ class _Walk:
         for axis, border in borders(self.graph, op, nest, self.pricer.axes, loops):
             self._event("permute", (axis,), border, member, op.trips, "halo")
 
-    def _mix(self, member: int, index: int, loops: Assignment, seconds: Array) -> None:
+    def _mix(self, member: int, index: int, loops: Assignment, seconds: Floats) -> None:
         """Adds what devices send each other where the positions that an operation mixes are split.
 
         What goes around does so while the device computes with what it has: compute waits for the rest alone.
@@ -375,12 +374,12 @@ class _Walk:
         self,
         kind: str,
         axes: tuple[int, ...],
-        num_bytes: Array,
+        num_bytes: Floats,
         member: int,
         trips: float,
         purpose: str,
         start: float = 1.0,
-        beside: Array | float = 0.0,
+        beside: Floats | float = 0.0,
     ) -> None:
         seconds = np.where(num_bytes > 0, trips * self.pricer.times.collective_s(kind, axes, num_bytes, start), 0.0)
         seconds = np.maximum(seconds - beside, 0.0)
@@ -391,10 +390,10 @@ class _Walk:
         if self.size == 1 and num_bytes[0] > 0:
             self.table.events.append(Event(kind, axes, float(num_bytes[0]), float(seconds[0]), member, purpose, trips))
 
-    def _send(self, kind: str, axes: tuple[int, ...], seconds: Array) -> None:
+    def _send(self, kind: str, axes: tuple[int, ...], seconds: Floats) -> None:
         self.table.communication += seconds
         self.table.sent[kind, axes] = self.table.sent.get((kind, axes), 0.0) + seconds
 
-    def _item(self, member: int, purpose: str, seconds: Array) -> None:
+    def _item(self, member: int, purpose: str, seconds: Floats) -> None:
         if self.pricer.itemise:
             self.table.items.append((member, purpose, seconds))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.graph.phases import PHASES
 from meshwright.planner.pricing.formulation import Formulation, early_values, lifetimes
 from meshwright.planner.pricing.group_table import SETTLING, GroupTable
@@ -16,8 +17,6 @@ from meshwright.solver.problem.copies import Spans, copies_made
 from meshwright.solver.problem.priced import Profile
 from meshwright.strategy.reshard import SLICE, Hop
 from meshwright.strategy.sharding import Codes
-
-Ints = NDArray[np.int64]
 
 
 class Resharded(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.graph import Op
 from meshwright.graph.phases import PHASES
 from meshwright.planner.grouping.folding import laps
@@ -17,7 +18,6 @@ from meshwright.plans.records.record import MEMORY_ROLES, Edge, Node, Problem, R
 from meshwright.plans.records.traced_program import VIRTUAL, Nest, RecordedProgram
 from meshwright.rules import LoopNest
 
-Ints = NDArray[np.int64]
 _NUMBER = re.compile(r"\d+")
 
 

@@ -8,12 +8,10 @@ from itertools import product
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Ints
 from meshwright.planner.pricing.formulation import Formulation
 from meshwright.strategy.sharding import Axes, Codes
-
-Ints = NDArray[np.int64]
 
 
 def translated(choice: Ints, source: Formulation, target: Formulation) -> Ints | None:

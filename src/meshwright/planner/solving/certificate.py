@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Floats, Ints
 from meshwright.jit import kernel
 from meshwright.planner.grouping.numbering import ranges, starts
 from meshwright.planner.pricing.formulation import Formulation
@@ -27,9 +27,6 @@ from meshwright.solver.tuning import TUNING
 
 _WORK = 500_000_000  # matrix entries that sweeps of the unfolded problem read
 _CLOSE = 10.0 * TUNING.price_gain  # of the target: closer is not worth the time, as in the first sweeps of a solve
-
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Held(NamedTuple):
@@ -108,7 +105,7 @@ def _folded(
     costs = [n * cost for n, cost in zip(formulation.copies, formulation.costs, strict=True)]
     keys = [key for key in formulation.edges if key[0] != key[2]]
     edges = [(key[0], key[2], formulation.edges[key][0] * formulation.edges[key][1]) for key in keys]
-    rows: list[tuple[int, int, int, Array]] = []
+    rows: list[tuple[int, int, int, Floats]] = []
     times: list[int] = []
     for time in held.times if held is not None else ():
         usage, at = formulation.memory.usage(time, len(costs)), len(times)
@@ -125,14 +122,14 @@ def _folded(
     return dual, keys, dict(zip(times, dual.price.tolist(), strict=True))
 
 
-def _messages(formulation: Formulation, dual: Dual, keys: list[EdgeKey]) -> tuple[list[Array], list[Array]]:
+def _messages(formulation: Formulation, dual: Dual, keys: list[EdgeKey]) -> tuple[list[Floats], list[Floats]]:
     """For each class of edges one copy's share of the message to its first end, and to its second.
 
     They are empty where both ends are tied.
     """
     sizes = np.diff(dual.model.off).tolist()
     begin = dict(zip(keys, dual.links.of_edge.T.tolist(), strict=True))
-    found: tuple[list[Array], list[Array]] = ([], [])
+    found: tuple[list[Floats], list[Floats]] = ([], [])
     for key, (count, _) in formulation.edges.items():
         for messages, node, start in zip(found, (key[0], key[2]), begin.get(key, (0, 0)), strict=True):
             size = sizes[node] if key in begin else 0
@@ -149,6 +146,6 @@ def _spread(first, messages, which, starts, target):
             target[starts[edge] + i - begin] = messages[i]
 
 
-def _pool(arrays: list[Array]) -> tuple[Ints, Array]:
+def _pool(arrays: list[Floats]) -> tuple[Ints, Floats]:
     """Arrays one after another, and where each begins."""
     return starts(np.array([len(a) for a in arrays], np.int64)), np.concatenate(arrays) if arrays else np.zeros(0)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.plans.records.traced_program import Array, Ints, Kept, Nest, RecordedProgram
+from meshwright.arrays import Floats, Ints
+from meshwright.plans.records.traced_program import Kept, Nest, RecordedProgram
 from meshwright.solver import ChoiceProblem
 from meshwright.solver.problem.copies import Copied, EdgeKey, Lifetimes, Route, Spans, copies_made
 from meshwright.solver.problem.priced import Usage, choice_problem, joined_s
@@ -44,8 +45,8 @@ class Node(Kept):
     paths: Sequence[str]
     type: int
     codes: Ints
-    compute: Array
-    sent: Sequence[tuple[str, Sequence[int], Array]]
+    compute: Floats
+    sent: Sequence[tuple[str, Sequence[int], Floats]]
     allowed: NDArray[np.bool_]
 
 
@@ -81,27 +82,27 @@ class Edge(Kept):
     made: Ints
     needed: Ints
     free: NDArray[np.bool_]
-    table: Array
+    table: Floats
     start: Ints
     stop: Ints
     ahead: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     cut: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
     offers: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    settling: Array = field(default_factory=lambda: np.zeros(0))
+    settling: Floats = field(default_factory=lambda: np.zeros(0))
     takes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @cached_property
-    def matrix(self) -> Array:
+    def matrix(self) -> Floats:
         """Seconds of resharding minus the savings, by strategies of both."""
         return self.resharding if not len(self.offers) else self.resharding - self.joined
 
     @cached_property
-    def joined(self) -> Array:
+    def joined(self) -> Floats:
         """Seconds saved where the source's partial sum is reduced together with the reader's."""
         return joined_s(self.offers, self.settling, self.takes) if len(self.offers) else np.zeros((1, 1))
 
     @cached_property
-    def resharding(self) -> Array:
+    def resharding(self) -> Floats:
         rows = np.unique(self.made, return_inverse=True)[1]
         columns = np.unique(2 * self.needed + self.free, return_inverse=True)[1]
         return self.table[rows[:, None], columns[None, :]]
@@ -127,19 +128,19 @@ class Problem(Kept):
     sizes: Sequence[int]
     nodes: Sequence[Node]
     edges: Sequence[Edge]
-    extra: Sequence[tuple[int, Array]]
+    extra: Sequence[tuple[int, Floats]]
     num_steps: int
     column_class: Sequence[int]
-    column_bytes: Sequence[Array]
+    column_bytes: Sequence[Floats]
     role: Sequence[int]
     column: Ints
     start: Ints
     stop: Ints
-    share: Array
+    share: Floats
     choice: Ints
     limit: float | None
     unlimited: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    once: Sequence[tuple[int, Array]] = ()
+    once: Sequence[tuple[int, Floats]] = ()
 
     @cached_property
     def axes(self) -> Axes:
@@ -150,7 +151,7 @@ class Problem(Kept):
         return [node.num for node in self.nodes]
 
     @cached_property
-    def costs(self) -> list[Array]:
+    def costs(self) -> list[Floats]:
         """Costs of one of each node's groups, whatever the method allows."""
         costs = [node.compute + sum((s for *_, s in node.sent), np.zeros(len(node.codes))) for node in self.nodes]
         for which, seconds in self.extra:
@@ -158,7 +159,7 @@ class Problem(Kept):
         return costs
 
     @cached_property
-    def matrices(self) -> dict[EdgeKey, tuple[float, Array]]:
+    def matrices(self) -> dict[EdgeKey, tuple[float, Floats]]:
         return {(e.source, e.place, e.reader, e.slot): (e.num, e.matrix) for e in self.edges}
 
     @cached_property

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Floats, Ints
 from meshwright.plans.records.record import MEMORY_ROLES, Edge, Node, Problem, Record
-from meshwright.plans.records.traced_program import Ints, Kept, RecordedProgram
+from meshwright.plans.records.traced_program import Kept, RecordedProgram
 
-Array = NDArray[np.float64]
 _APART: dict[str, Any] = {name: np.zeros(0) for name in ("offers", "settling", "takes")}  # no merged reductions
 _ACTIVATIONS = MEMORY_ROLES.index("activations")
 
@@ -72,7 +72,7 @@ class StagedRecord(Kept):
         views = [StageView(**(view | {"record": Record.from_data(view["record"])})) for view in data["views"]]
         return cls(**(data | {"views": views}))
 
-    def share(self, chunks: Sequence[tuple[int, int]]) -> Array:
+    def share(self, chunks: Sequence[tuple[int, int]]) -> Floats:
         """The share of each unit that some chunks of layers have."""
         end = self.first + self.count
         parts = [np.clip(np.minimum(b, end) - np.maximum(a, self.first), 0, None) for a, b in chunks]
@@ -94,7 +94,7 @@ class StageMemory:
     peak_bytes: int
 
 
-def cut(view: StageView, unit: Ints, argument_unit: Ints, share: Array, memory: StageMemory) -> Record:
+def cut(view: StageView, unit: Ints, argument_unit: Ints, share: Floats, memory: StageMemory) -> Record:
     """The record of one stage.
 
     Args:
@@ -113,7 +113,7 @@ def cut(view: StageView, unit: Ints, argument_unit: Ints, share: Array, memory: 
 class _Cut:
     """Cuts out a stage: nodes count as often as they occur in it; other stages keep their choices."""
 
-    def __init__(self, view: StageView, unit: Ints, argument_unit: Ints, share: Array):
+    def __init__(self, view: StageView, unit: Ints, argument_unit: Ints, share: Floats):
         self.view, self.whole, self.share = view, view.record.problem, share
         self.unit, self.argument_unit = unit, argument_unit
         size = len(self.whole.nodes)

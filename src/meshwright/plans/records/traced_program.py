@@ -6,10 +6,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from meshwright.arrays import Floats, Ints
+
 Dims = Sequence[Sequence[int]]
 
 VIRTUAL = -1  # the assignment of an operation that every reader repeats for itself
@@ -79,7 +78,7 @@ class RecordedProgram(Kept):
     assignment: Ints
     phases: Sequence[str]
     phase: Ints
-    trips: Array
+    trips: Floats
     reads: Ints
     start: Ints
     first_made: Ints

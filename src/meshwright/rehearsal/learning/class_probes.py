@@ -15,6 +15,7 @@ from meshwright.planner.budget import Budget
 from meshwright.planner.methods import DataParallel
 from meshwright.planner.planner import plan_program
 from meshwright.profiler.measurements import Database
+from meshwright.progress import Say
 from meshwright.rehearsal.learning.calibration import keep_work
 from meshwright.rehearsal.learning.from_parts import Measured
 from meshwright.rehearsal.measuring import Candidate, Measuring
@@ -23,7 +24,6 @@ from meshwright.runtime.spmd import device_mesh
 
 SECONDS = 120.0  # no probe is begun after that
 
-Say = Callable[[str], None]
 Probe = tuple[str, Callable[..., Any], tuple[Any, ...]]
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Bools
 from meshwright.errors import ShardingError
 from meshwright.program.program import Program
 from meshwright.runtime.recomputation.layers import Layers, is_heavy
@@ -25,8 +26,6 @@ LEVELS = (NONE, SELECTIVE, ALTERNATE, FULL, OFFLOAD)
 #: What users may ask for.
 WORDS = (AUTO, AS_WRITTEN, *LEVELS)
 _KEEP, _AWAY = "keep", OFFLOAD
-
-Bools = NDArray[np.bool_]
 
 
 class Part(NamedTuple):

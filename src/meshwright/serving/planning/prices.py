@@ -16,8 +16,8 @@ from functools import cached_property
 from math import ceil
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Floats
 from meshwright.cost.attention import AttentionCall, attention_flops_s, fused_kernel
 from meshwright.errors import ServingError
 from meshwright.hardware import Chip, Cluster
@@ -26,8 +26,6 @@ from meshwright.serving.planning.engine_constants import EngineConstants
 from meshwright.serving.planning.small_kernels import SmallKernels, small_kernels
 from meshwright.serving.planning.split import BYTES, COMPUTED, Degrees, Storage, parts_of
 from meshwright.serving.scheduling.limits import row_ladder
-
-Array = NDArray[np.float64]
 
 #: Numbers of tokens at which steps are tabulated: two for each doubling.
 _GRID = np.unique(np.concatenate([2.0 ** np.arange(19), 1.5 * 2.0 ** np.arange(1, 18)]))
@@ -149,7 +147,7 @@ class StepPrices:
     def _products(self) -> list[float]:
         """Seconds of everything in one stage that depends on the number of tokens alone."""
         stages = self.split.pipeline
-        seconds: Array = np.zeros(len(_GRID))
+        seconds: Floats = np.zeros(len(_GRID))
         for product in self.work.products:
             seconds = seconds + self._product_s(product, _GRID) * product.count
         moved = _MOVED * self.work.hidden * _HALF * _GRID / (self.chip.memory_bandwidth * self.chip.memory_efficiency)
@@ -171,10 +169,10 @@ class StepPrices:
             seconds = seconds + more * self._small_kernels.bank * self.chip.launch_s * self.work.layers
         return [float(s) for s in seconds / self.split.pipeline]
 
-    def _product_s(self, product: Product, tokens: Array) -> Array:
+    def _product_s(self, product: Product, tokens: Floats) -> Floats:
         """Seconds of one product on the device that has the most to do."""
         parts, dtype = parts_of(product, self.split), self.storage.dtype_of(product, self.work)
-        weights: Array = np.full(len(tokens), product.size * BYTES[dtype] / parts)
+        weights: Floats = np.full(len(tokens), product.size * BYTES[dtype] / parts)
         streaming = self.engine.streaming
         if product.experts:
             # Tokens choose experts evenly; every device holds its share of them, for the tokens of all groups.
@@ -198,7 +196,7 @@ class StepPrices:
         launch = self.chip.launch_s if starts else 0.0
         return np.maximum(arithmetic, weights / (rate * streaming) + moved / rate) + launch
 
-    def _exchange_s(self, tokens: Array) -> Array:
+    def _exchange_s(self, tokens: Floats) -> Floats:
         """Seconds of one layer's collectives: after attention, and after the feed-forward."""
         size = tokens * self.work.hidden * _HALF
         shared = self._collective_s("all_reduce", self.split.tensor, size)
@@ -209,7 +207,7 @@ class StepPrices:
         sent = self._collective_s("all_to_all", group, size * self.split.data * copies)
         return shared + 2 * sent
 
-    def _collective_s(self, kind: str, size: int, num_bytes: Array) -> Array:
+    def _collective_s(self, kind: str, size: int, num_bytes: Floats) -> Floats:
         """Seconds of a collective over neighbouring devices."""
         if size == 1:
             return np.zeros(len(num_bytes))

@@ -9,18 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Bools, Floats, Ints
 from meshwright.strategy.sharding import Axes
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 EdgeKey = tuple[int, int, int, int]  # as in `Folded.edges`
 
 _READ, _CUT, _SENT = range(3)  # a value is read as it is; a part of it is sliced out; it is resharded by communication
 _FREE = -1  # in place of a needed sharding: the reader has already paid for it
-
 
 NO_INTS = np.zeros(0, np.int64)
 
@@ -30,7 +26,7 @@ class Spans(NamedTuple):
 
     start: Ints
     stop: Ints
-    num_bytes: Array
+    num_bytes: Floats
 
     @classmethod
     def joined(cls, some: Sequence["Spans"]) -> "Spans":
@@ -44,9 +40,9 @@ class Spans(NamedTuple):
         """Bytes of all copies that are live at a time."""
         return float(self.num_bytes[(self.start <= time) & (time < self.stop)].sum())
 
-    def change(self, num_steps: int) -> Array:
+    def change(self, num_steps: int) -> Floats:
         """The change of live bytes at each operation, and after the last."""
-        change: Array = np.zeros(num_steps + 1)
+        change: Floats = np.zeros(num_steps + 1)
         change += np.bincount(self.start, self.num_bytes, num_steps + 1)
         change -= np.bincount(self.stop, self.num_bytes, num_steps + 1)
         return change
@@ -69,7 +65,7 @@ class Lifetimes(NamedTuple):
     def of_some(self, which: Ints) -> "Lifetimes":
         return Lifetimes(self.start[which], self.stop[which], self.ahead[which], self.cut[which])
 
-    def spans(self, sent: Bools | bool, num_bytes: Array | float) -> Spans:
+    def spans(self, sent: Bools | bool, num_bytes: Floats | float) -> Spans:
         """The copies that take memory, given which of them need communication, and their sizes."""
         there = sent | ~self.cut
         size = np.broadcast_to(np.asarray(num_bytes, float), there.shape)
@@ -94,8 +90,8 @@ class Copied(NamedTuple):
     made: Ints
     needed: Ints
     free: Bools
-    resharding: Array
-    saved: Array | None
+    resharding: Floats
+    saved: Floats | None
     num_bytes: float
     live: Lifetimes
 
@@ -111,7 +107,7 @@ class Copied(NamedTuple):
         size = self.num_bytes / float(self.axes.num_parts(needed))
         return self.live.spans(not self.axes.only_cuts(made, needed), size)
 
-    def bytes_at(self, time: int) -> Array:
+    def bytes_at(self, time: int) -> Floats:
         """Bytes of all its copies at a time, by strategies of both ends."""
         targets, _, of_reader = self._targets()
         return (self._count([time])[self._kinds(targets), 0] * self._size(targets))[:, of_reader]
@@ -120,8 +116,8 @@ class Copied(NamedTuple):
         """The distinct needed shardings, a strategy of the reader for each, and the index of each strategy's need."""
         return np.unique(np.where(self.free, _FREE, self.needed), return_index=True, return_inverse=True)
 
-    def _size(self, targets: Ints) -> Array:
-        size: Array = self.num_bytes / self.axes.num_parts(np.maximum(targets, 0))
+    def _size(self, targets: Ints) -> Floats:
+        size: Floats = self.num_bytes / self.axes.num_parts(np.maximum(targets, 0))
         return size
 
     def _kinds(self, targets: Ints) -> Ints:
@@ -133,7 +129,7 @@ class Copied(NamedTuple):
         ]
         return np.array(kinds, np.int64).reshape(len(made), len(targets))[of_source]
 
-    def _count(self, times: Iterable[int]) -> Array:
+    def _count(self, times: Iterable[int]) -> Floats:
         """For each kind of copy, how many copies are live at each of some times."""
         cut, sent = (self.live.spans(way, 1.0) for way in (False, True))
         return np.array([[0.0, cut.bytes_at(time), sent.bytes_at(time)] for time in times]).reshape(-1, 3).T
@@ -152,10 +148,10 @@ class Route(NamedTuple):
 
     source: int
     reader: int
-    before: Array
-    after: Array
-    usage: Array
-    saved: Array | None
+    before: Floats
+    after: Floats
+    usage: Floats
+    saved: Floats | None
 
     def strategy(self, choice: Ints) -> int:
         """The strategy that is consistent with the strategies of both ends."""

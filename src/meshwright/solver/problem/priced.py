@@ -9,13 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshwright.arrays import Floats, Ints
 from meshwright.solver.problem.copies import Copied, EdgeKey, Route, Spans
 from meshwright.solver.problem.problem import ChoiceProblem
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
 _NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -23,7 +21,7 @@ _NONE: Mapping[Any, Any] = MappingProxyType({})
 class Profile:
     """Bytes on one device at each operation of the graph."""
 
-    bytes_at: Array
+    bytes_at: Floats
 
     @property
     def peak_bytes(self) -> int:
@@ -47,15 +45,15 @@ class Usage:
     def __init__(self, num_steps: int):
         self.num_steps = num_steps
         self.column_class: list[int] = []
-        self.column_bytes: list[Array] = []
+        self.column_bytes: list[Floats] = []
 
-    def add(self, which: int, size: Array) -> int:
+    def add(self, which: int, size: Floats) -> int:
         """Adds a column and returns its number."""
         self.column_class.append(which)
         self.column_bytes.append(size)
         return len(self.column_class) - 1
 
-    def take(self, column: Array | Ints, start: Array | Ints, stop: Array | Ints, share: Array) -> None:
+    def take(self, column: Floats | Ints, start: Floats | Ints, stop: Floats | Ints, share: Floats) -> None:
         """Sets the spans of all columns."""
         self.column, self.start, self.stop = (np.asarray(part).astype(np.int64) for part in (column, start, stop))
         self.share = share
@@ -65,7 +63,7 @@ class Usage:
         chosen = [size[choice[c]] for c, size in zip(self.column_class, self.column_bytes, strict=True)]
         return Profile(np.cumsum(self.change(np.array(chosen)) + copies.change(self.num_steps))[:-1])
 
-    def least(self, costs: Sequence[Array] | None = None) -> Profile:
+    def least(self, costs: Sequence[Floats] | None = None) -> Profile:
         """Bytes over time if every value were split as far as possible: a lower bound for every choice.
 
         Given the costs of each node's strategies, no choice is meant that takes one of infinite cost.
@@ -74,20 +72,20 @@ class Usage:
         sizes = (size if costs is None else size[np.isfinite(costs[which])] for which, size in owned)
         return Profile(np.cumsum(self.change(np.array([size.min() for size in sizes])))[:-1])
 
-    def change(self, chosen: Array) -> Array:
+    def change(self, chosen: Floats) -> Floats:
         """The change of live bytes at each operation, given the bytes of each column."""
-        change: Array = np.zeros(self.num_steps + 1)
+        change: Floats = np.zeros(self.num_steps + 1)
         if len(chosen):
             size = self.share * chosen[self.column]
             change += np.bincount(self.start, size, len(change))
             change -= np.bincount(self.stop, size, len(change))
         return change
 
-    def usage(self, time: int, num_classes: int) -> list[Array | None]:
+    def usage(self, time: int, num_classes: int) -> list[Floats | None]:
         """For each class, the bytes per strategy that its values take at a time; None where it holds nothing then."""
         live = (self.start <= time) & (time < self.stop)
         counts = np.bincount(self.column[live], self.share[live], len(self.column_class))
-        found: list[Array | None] = [None] * num_classes
+        found: list[Floats | None] = [None] * num_classes
         for column in np.flatnonzero(counts):
             which = self.column_class[column]
             size = counts[column] * self.column_bytes[column]
@@ -96,7 +94,7 @@ class Usage:
         return found
 
 
-def joined_s(offers: Ints, settling: Array, takes: Ints) -> Array:
+def joined_s(offers: Ints, settling: Floats, takes: Ints) -> Floats:
     """Seconds saved, by strategies of two nodes, where the partial sums of both are reduced together.
 
     Args:
@@ -110,8 +108,8 @@ def joined_s(offers: Ints, settling: Array, takes: Ints) -> Array:
 
 def choice_problem(
     copies: Sequence[float],
-    node_costs: Sequence[Array],
-    edge_matrices: Mapping[EdgeKey, tuple[float, Array]],
+    node_costs: Sequence[Floats],
+    edge_matrices: Mapping[EdgeKey, tuple[float, Floats]],
     memory: Usage,
     times: Mapping[int, float],
     limit: float | None,
@@ -132,10 +130,10 @@ def choice_problem(
         byte_prices: For some operation indices the price of one byte there, beyond the least bytes of each node.
         copied: The copies along edges; used only where memory has a price.
     """
-    edges: dict[tuple[int, int], Array] = {}
+    edges: dict[tuple[int, int], Floats] = {}
     costs = [n * cost for n, cost in zip(copies, node_costs, strict=True)]
 
-    def join(source: int, reader: int, matrix: Array) -> None:
+    def join(source: int, reader: int, matrix: Floats) -> None:
         if source == reader:
             costs[source] = costs[source] + np.diagonal(matrix)
             return

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshwright.arrays import Bools
 from meshwright.cost.xla_gpu.liveness import held_for_backward, liveness
 from meshwright.errors import ShardingError
 from meshwright.graph import Graph
-from meshwright.graph.facts import Bools
 from meshwright.graph.graph import Columns
 from meshwright.graph.phases import FORWARD, PHASES, UPDATE
 from meshwright.plans.plan import PlanData
