@@ -18,9 +18,10 @@ from meshwright.plan_files.known_plans import PlanKey, plan_key
 from meshwright.planner.budget import Budget
 from meshwright.planner.method_names import find_method
 from meshwright.planner.methods import AUTO, Auto, Method
-from meshwright.planner.planner import Progress, program_task
+from meshwright.planner.planner import Progress, Task
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.user_shardings import names_axes, refuse_stages
+from meshwright.planner.tasks import Tasks
 from meshwright.plans.plan import PlanData
 from meshwright.profiler import cluster as find_cluster
 from meshwright.progress import progress
@@ -196,12 +197,9 @@ def _decided(
 ) -> PlanData:
     """The plan of a function, with as many microbatches as its method says or as are best."""
     if isinstance(where, Cluster):
-        return with_step(_plan(traced, where, method, say, budget))
+        return with_step(_staged(traced, where, method, say, budget))
 
-    def solve(traced: Traced, method: Method, limited: bool = True) -> PlanData:
-        own = where if mesh is not None else method.meshes(where[0].cluster) if where[0].cluster else where
-        return _plan(traced, _divided(traced, own, mesh, method), method, say, budget.of_another_program(), limited)
-
+    solve = _Solve(where, mesh, say, budget)
     with planned(mesh):  # a step that is cut is traced again
         try:
             plan = with_bound(with_step(decided(traced, batch, method, where, solve, say)))
@@ -230,7 +228,7 @@ def _instead(
         return None
     say("no plan of one program fits: looking for stages")
     try:
-        found = _plan(traced, cluster, replace(method, pipeline=True), say, budget.of_another_program())
+        found = _staged(traced, cluster, replace(method, pipeline=True), say, budget.of_another_program())
     except (DoesNotFit, ShardingError):
         return None
     if found.stages and why_not_cut(found, traced, batch_argnums(traced) if batch is None else batch):
@@ -250,27 +248,46 @@ def _divided(
     return method.divided(traced.graph, where)
 
 
-@heap_frozen()
-def _plan(
-    traced: Traced, where: Cluster | list[Mesh], method: Method, say: Progress, budget: Budget, limited: bool = True
-) -> PlanData:
-    if isinstance(where, Cluster):
-        return _staged(traced, where, method, say, budget)
-    factors = known_efficiencies(where[0].chip)
-    chip, known = where[0].chip, None
+class _Solve:
+    """Makes plans of one program: the steps in microbatches, and with other recomputation, of one search."""
+
+    def __init__(self, where: list[Mesh], mesh: Mesh | Shape | None, say: Progress, budget: Budget):
+        self.where, self.mesh, self.say, self.budget = where, mesh, say, budget
+        self.tasks = Tasks(_known_of_program)
+
+    @heap_frozen()
+    def __call__(self, traced: Traced, method: Method, limited: bool = True) -> PlanData:
+        budget = self.budget.of_another_program()
+        if isinstance(method, Auto) and method.profile:
+            from meshwright.rehearsal.search import MeasuredSearch  # here, since it loads what measures
+
+            views = self._views(traced, method)
+            return MeasuredSearch(traced, views, method, self.say, _known_of_program(traced, views[0])).plan()
+        task, views = self.task(traced, method)
+        return best_plan(task, views, self.say, budget) if limited else task.unlimited().plan(views, self.say, budget)
+
+    def task(self, traced: Traced, method: Method) -> tuple[Task, list[Mesh]]:
+        """What is to be planned of a step, and the meshes to try."""
+        return self.tasks.of(traced, self._views(traced, method), method)
+
+    def _views(self, traced: Traced, method: Method) -> list[Mesh]:
+        cluster = self.where[0].cluster
+        own = self.where if self.mesh is not None or cluster is None else method.meshes(cluster)
+        views = _divided(traced, own, self.mesh, method)
+        assert isinstance(views, list), "only stages have none"
+        return views
+
+
+def _known_of_program(traced: Traced, mesh: Mesh) -> Corrections | None:
+    """What was measured of a program and of the chip."""
+    factors, chip, known = known_efficiencies(mesh.chip), mesh.chip, None
     if chip is not None and factors:
-        known = calibrated(traced.graph, chip, where[0].num_devices, factors)
+        known = calibrated(traced.graph, chip, mesh.num_devices, factors)
     needed = known_memory(traced, chip)
-    if needed.whole != 1:
-        known = replace(known or Corrections(), memory=needed.whole)
-    if isinstance(method, Auto) and method.profile:
-        from meshwright.rehearsal.search import MeasuredSearch  # here, since it loads what measures
-
-        return MeasuredSearch(traced, where, method, say, known).plan()
-    task, views = program_task(traced, where, method, known)
-    return best_plan(task, views, say, budget) if limited else task.unlimited().plan(views, say, budget)
+    return replace(known or Corrections(), memory=needed.whole) if needed.whole != 1 else known
 
 
+@heap_frozen()
 def _staged(traced: Traced, cluster: Cluster, method: Method, say: Progress, budget: Budget) -> PlanData:
     refuse_stages(traced.graph)
     return plan_stages(traced, cluster, method, say, budget, _known_of_stages(traced, cluster))

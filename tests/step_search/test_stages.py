@@ -6,7 +6,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import zoo
-from meshwright.step_search.stages import LeastStep
+from meshwright.step_search.least_step import LeastStep
 
 
 @cache

@@ -1,7 +1,7 @@
 """Plans a function: trace, group, fold, then formulate and solve on each mesh view, and read the best choice back."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -19,7 +19,7 @@ from meshwright.graph.low_precision import slow_remarks
 from meshwright.graph.remarks import carried_remarks
 from meshwright.hardware import Mesh
 from meshwright.planner.budget import Budget
-from meshwright.planner.grouping.folding import fold
+from meshwright.planner.grouping.folding import Folded, fold
 from meshwright.planner.grouping.groups import Grouping
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.kernel_remarks import attention_remarks, foreign_remarks, kernel_remarks, unsplittable
@@ -68,13 +68,6 @@ def plan_program(
     return task.plan(meshes, say, budget)
 
 
-def least_live_bytes(traced: Traced, mesh: Mesh) -> tuple[float, float]:
-    """The least bytes that all devices of a mesh hold together at the peak, and bytes of the arguments among them."""
-    graph = traced.graph.for_cpu() if mesh.is_cpu else traced.graph
-    task = Task(replace(traced, graph=graph), Auto(), num_devices=mesh.num_devices, remarks=[])
-    return task.live_bytes, float(graph.num_bytes[list(graph.inputs)].sum())
-
-
 class Task:
     """A traced function and a method: all that does not depend on the mesh."""
 
@@ -110,7 +103,9 @@ class Task:
             lambda: plain_liveness(self.graph),
         )
         self.folding = folding
-        self.folded = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic, folding)
+        self._foldings: dict[frozenset[tuple[int, Hashable]], Folded] = {}  # by the marks of methods
+        self._pricers: dict[Mesh, Pricer] = {}
+        self.folded = self._fold()
         self._problems: dict[Mesh, MeshProblem] = {}
         self._bounds: dict[Mesh, float] = {}  # by the full price of communication
         self._is_limited = True
@@ -125,17 +120,26 @@ class Task:
         """The same function, to be planned by another method: all that does not depend on it is shared."""
         task = copy(self)
         task.method, task._problems, task._bounds = method, {}, {}
-        task.folded = fold(self.grouping, method.pins(self.graph, self.roles), self.live.traffic, self.folding)
+        task.folded = task._fold()
         task.remarks = None if self.remarks is None else [*self.remarks]
         return task
+
+    def _fold(self) -> Folded:
+        """The groups tied into classes, as the method's marks allow."""
+        pins = self.method.pins(self.graph, self.roles)
+        marks = frozenset(pins.items())
+        if marks not in self._foldings:
+            self._foldings[marks] = fold(self.grouping, pins, self.live.traffic, self.folding)
+        return self._foldings[marks]
 
     def formulate(self, mesh: Mesh, exposure: Exposure | None = None) -> MeshProblem:
         """The choice problem on one mesh, with communication priced at the part of its time that is not hidden."""
         if mesh not in self._problems:
             axes = Axes(mesh.sizes)
             restrictions = self.method.restrict(self.graph, self.roles, mesh, axes)
-            pricer = Pricer(self.grouping, self.live.traffic, mesh, corrections=self.corrections)
-            self._problems[mesh] = MeshProblem(pricer, self.folded, self.live, restrictions)
+            if mesh not in self._pricers:
+                self._pricers[mesh] = Pricer(self.grouping, self.live.traffic, mesh, corrections=self.corrections)
+            self._problems[mesh] = MeshProblem(self._pricers[mesh], self.folded, self.live, restrictions)
         whole = self._problems[mesh]
         return whole if exposure is None else whole.exposed(exposure)
 
@@ -206,6 +210,11 @@ class Task:
         if limit is None:
             return True
         return self.live_bytes <= limit * mesh.num_devices
+
+    @property
+    def argument_bytes(self) -> float:
+        """Bytes of the arguments."""
+        return float(self.graph.num_bytes[list(self.graph.inputs)].sum())
 
     @property
     def live_bytes(self) -> float:

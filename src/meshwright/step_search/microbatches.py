@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Protocol
 
 import numpy as np
 
@@ -17,19 +18,29 @@ from meshwright.graph import Traced
 from meshwright.hardware import Mesh
 from meshwright.planner.grouping.roles import find_roles
 from meshwright.planner.methods import AUTO, Auto, Method
-from meshwright.planner.planner import Progress, least_live_bytes
+from meshwright.planner.planner import Progress, Task
 from meshwright.plans.plan import Compared, Considered, PlanData
 from meshwright.runtime.microbatches.cut_operations import CannotCut
 from meshwright.runtime.microbatches.planned_parts import cut_traced
+from meshwright.step_search.least_step import LeastStep
 from meshwright.step_search.ranking import NEARLY, against, simplest, with_step
 
-Solve = Callable[..., PlanData]  # of a traced step, by a method; and whether under the memory limit, by default so
 Cut = Callable[[Traced, Sequence[int], int], Traced]
 log = logging.getLogger("meshwright")
 
 _BINDS = 1.02  # times the cost without a memory limit: from here more microbatches may leave room for a quicker split
 _TIGHT = 0.7  # of the memory limit: a plan that takes less of it is not held by it
 _NEAR = 1.25  # times the limit: what an estimate of memory may be wrong by
+
+
+class Solve(Protocol):
+    """Plans steps as one program."""
+
+    def __call__(self, traced: Traced, method: Method, limited: bool = True) -> PlanData:
+        """The plan of a traced step by a method, under the memory limit or not."""
+
+    def task(self, traced: Traced, method: Method) -> tuple[Task, list[Mesh]]:
+        """What is to be planned, and the meshes to try."""
 
 
 def decided(
@@ -163,7 +174,8 @@ class _Search:
         if limit is None or (len(counts) < 2 and self.counts is None):
             return 1
         room = limit * self.meshes[0].num_devices
-        live, arguments = least_live_bytes(self.traced, self.meshes[0])
+        task, _ = self.solve.task(self.traced, self.method)
+        live, arguments = task.live_bytes, task.argument_bytes
         if live <= room or arguments >= room:
             return 1
         misfits.append(self._misfit(1, live / self.meshes[0].num_devices))
@@ -197,7 +209,7 @@ class _Search:
 
     def _is_held(self, plan: PlanData) -> bool:
         """Whether a plan is slower for want of memory, so that one with more microbatches may be quicker."""
-        if computes_all_the_time(plan):
+        if computes_all_the_time(plan) or _computes_longer(plan, 2 * plan.microbatches):
             return False
         free = [cost for view in plan.considered for cost in _free_costs(view)]
         limit = plan.memory.limit_bytes
@@ -235,6 +247,12 @@ def divisors(size: int) -> list[int]:
 def computes_all_the_time(plan: PlanData) -> bool:
     """Whether devices hardly ever wait, and compute nothing that another computes: no split of the step is quicker."""
     return plan.cost.waiting <= NEARLY * plan.step_s and _repeats_nothing(plan)
+
+
+def _computes_longer(plan: PlanData, count: int) -> bool:
+    """Whether in so many microbatches devices would compute as long as the step is, though nothing made them wait."""
+    cluster = plan.mesh.cluster
+    return cluster is not None and LeastStep.of(plan, cluster).in_microbatches(count) >= (1 - NEARLY) * plan.step_s
 
 
 def _repeats_nothing(plan: PlanData) -> bool:

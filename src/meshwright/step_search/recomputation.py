@@ -104,15 +104,11 @@ def decided(
     except (DoesNotFit, ShardingError):  # by this method: the batch may not divide into as many parts as devices
         return search.best(method).plan
     plans = [replace(best.plan, method=method.name)]
-    assert isinstance(method, Auto), "only that is free"
-    # The view of data parallelism is soon searched, and often devices compute all the time by a plan on it.
-    own_view = [replace(method, mesh_shapes=[best.plan.mesh.sizes])] if len(meshes) > 1 else []
-    for by in (*own_view, method):
-        if microbatches.computes_all_the_time(plans[-1]):
-            return _as_good_as_any(simplest(plans))
-        with suppress(DoesNotFit):
-            plan = _fits_host(planned(best.plan.recompute, by))
-            plans.append(replace(plan, remarks=(*best.remarks, *plan.remarks)))
+    if microbatches.computes_all_the_time(plans[0]):
+        return _as_good_as_any(plans[0])
+    with suppress(DoesNotFit):
+        plan = _fits_host(planned(best.plan.recompute))
+        plans.append(replace(plan, remarks=(*best.remarks, *plan.remarks)))
     return simplest(plans)
 
 
@@ -258,7 +254,7 @@ class _Search:
         promises = self._promises(method, whole, limit)
         if promises is not None:
             plans += self._looked_into(promises, method)
-        if self.has_checkpoints:
+        if self.has_checkpoints and (promises is None or not plans):  # else its own are among what layers may keep
             added(AS_WRITTEN, counts)
         if not plans:  # in any number of microbatches, though devices may repeat one another's work
             added(FULL)

@@ -7,22 +7,18 @@ of each number of stages is priced, as an expert would write it, and simulated.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
-from math import prod
 
 import numpy as np
 
-from meshwright.cost.rates import cluster_rates
 from meshwright.errors import DoesNotFit, ShardingError
 from meshwright.graph import Traced
-from meshwright.graph.phases import UPDATE
 from meshwright.hardware import Cluster
 from meshwright.hardware.torus import divisors
 from meshwright.pipeline.planner import cut_layers, start_search
 from meshwright.pipeline.prices.stage_problem import TENSOR
 from meshwright.pipeline.search.search import PipelineSearch
-from meshwright.pipeline.step_time import StageSeconds, step_s
 from meshwright.pipeline.to_plan import describe
 from meshwright.planner.budget import Budget
 from meshwright.planner.methods import Auto, Method
@@ -30,16 +26,12 @@ from meshwright.planner.planner import Progress
 from meshwright.planner.pricing.corrections import Corrections
 from meshwright.planner.pricing.user_shardings import refuse_stages
 from meshwright.plans.plan import PlanData
-from meshwright.plans.stage import Pipeline
 from meshwright.plans.stage_instructions import stage_instructions
 from meshwright.runtime.stages.pipeline_program import why_not_cut
-from meshwright.schedules import SCHEDULES
 from meshwright.schedules.order import proven_order
+from meshwright.step_search.least_step import LeastStep
 from meshwright.step_search.microbatches import batch_size
 from meshwright.step_search.ranking import NEARLY, against, simpler, with_step
-
-_NONE = 1e-9  # part of a product that takes no time besides what every product takes
-_WEIGHTS = 1 / 3  # of a microbatch's time at most: no more than the forward pass, or the rest of the backward pass
 
 
 def or_stages(
@@ -135,78 +127,3 @@ def _slower(search: PipelineSearch, tensor: int) -> float:
         return 1.0
     alone, split = (search.catalogue.least_s(0, (n,), TENSOR) for n in (1, tensor))
     return max(split / alone, 1.0) if alone else 1.0
-
-
-@dataclass(frozen=True)
-class LeastStep:
-    """Bounds from below on steps in stages, from what a plan's operations take in a step.
-
-    A stage holds as many microbatches as there are stages, each of its part of the layers: together what a program of
-    all layers holds of one microbatch with as many rows on each device. So where that program's state is spread over
-    all devices, stages have no more room, and neither larger microbatches fit them nor ones of that size with less
-    computed again: the search of one program has weighed the one against the other.
-
-    Attributes:
-        fixed_s: What the kernels of one pass through the whole model take however few its rows are.
-        shared_s: The rest of the passes of the whole batch, shared evenly by all devices; nothing is computed again.
-        update_s: What is done once a step, shared likewise.
-        again_s: What is computed again where microbatches are as large as those of the plan.
-        num_parts: The fewest microbatches for each stage; one where memory does not say.
-    """
-
-    fixed_s: float
-    shared_s: float
-    update_s: float
-    again_s: float = 0.0
-    num_parts: int = 1
-
-    @classmethod
-    def of(cls, plan: PlanData, cluster: Cluster) -> "LeastStep":
-        """The bounds that a plan of one program gives."""
-        rates, count = cluster_rates(cluster), cluster.num_devices
-        fixed = shared = update = again = 0.0
-        for op in plan.ops:
-            load = op.load
-            if load is None or load.over_host_link:
-                continue
-            whole = load.trips * rates.load_s(load)
-            if load.recomputed:
-                again += whole
-                continue
-            empty = replace(load, flops=_NONE * load.flops, num_bytes=0.0, fetches=0.0, special=0.0)
-            started = load.trips * rates.load_s(empty)
-            rest = (whole - started) * (load.num_parts or count) / count
-            if op.phase == UPDATE:
-                update += rest
-            else:
-                fixed, shared = fixed + started / plan.microbatches, shared + rest
-        held = _is_spread(plan)
-        return cls(fixed, shared, update, held * again, plan.microbatches if held else 1)
-
-    @property
-    def busy_s(self) -> float:
-        """The compute of each device if pipelines filled in no time, and nothing were computed again."""
-        return self.num_parts * self.fixed_s + self.shared_s + self.update_s
-
-    def step_s(self, num_stages: int, num_microbatches: int, num_layers: int) -> float:
-        """The least step of so many stages, by the best of the schedules that are searched."""
-        if num_microbatches < self.num_parts * num_stages:  # in fewer than there are stages some always wait
-            return np.inf
-        own = self.fixed_s / num_stages + self.shared_s / num_microbatches
-        own += self.again_s / num_microbatches if num_microbatches == self.num_parts * num_stages else 0.0
-        each = [StageSeconds(own, _WEIGHTS * own, 0.0, self.update_s)] * num_stages
-        forms = [("1f1b", 1)]
-        if num_microbatches >= SCHEDULES["zb-h1"].full_from * num_stages:
-            forms.append(("zb-h1", 1))
-        if num_microbatches % num_stages == 0 and num_layers >= 2 * num_stages:
-            forms.append(("interleaved", num_layers // num_stages))
-        return min(step_s(Pipeline(name, num_microbatches, chunks, "none"), each)[0] for name, chunks in forms)
-
-
-def _is_spread(plan: PlanData) -> bool:
-    """Whether a plan's state is spread over all devices, so that in stages it takes no less of each."""
-    sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
-    state = [tensor for tensor in plan.arguments if tensor.role in ("parameters", "optimizer")]
-    whole = sum(prod(tensor.shape) for tensor in state)
-    held = sum(prod(tensor.shape) / prod(sizes[axis] for axes in tensor.spec for axis in axes) for tensor in state)
-    return held * plan.mesh.num_devices <= (1 + NEARLY) * whole
