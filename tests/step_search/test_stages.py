@@ -55,6 +55,13 @@ def test_a_bound_is_no_more_than_a_recipe_takes(stages, schedule, interleave):
         assert least.step_s(stages, plan.pipeline.num_microbatches, num_layers=6) <= plan.step_s
 
 
+def test_more_microbatches_take_no_less_than_their_bound():
+    args, machine = step("llama-tiny", batch=64, seq=512, layers=4), mw.cluster("1x4 h100")
+    plans = [mw.plan(*args, cluster=machine, method=mw.Zero(3, microbatches=n)) for n in (2, 4)]
+    bounds = [LeastStep.of(plans[0], machine).in_microbatches(n) for n in (2, 4)]
+    assert bounds[0] < bounds[1] <= plans[1].step_s and bounds[0] <= plans[0].step_s
+
+
 def test_stages_have_no_larger_microbatches_than_a_program_whose_state_is_spread():
     args, machine = step("gpt-tiny", batch=16), mw.cluster("1x4 h100")
     spread, whole = (
