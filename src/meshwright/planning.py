@@ -256,7 +256,7 @@ class _Solve:
         self.tasks = Tasks(_known_of_program)
 
     @heap_frozen()
-    def __call__(self, traced: Traced, method: Method, limited: bool = True) -> PlanData:
+    def __call__(self, traced: Traced, method: Method, limited: bool = True, fewer: PlanData | None = None) -> PlanData:
         budget = self.budget.of_another_program()
         if isinstance(method, Auto) and method.profile:
             from meshwright.rehearsal.search import MeasuredSearch  # here, since it loads what measures
@@ -264,7 +264,9 @@ class _Solve:
             views = self._views(traced, method)
             return MeasuredSearch(traced, views, method, self.say, _known_of_program(traced, views[0])).plan()
         task, views = self.task(traced, method)
-        return best_plan(task, views, self.say, budget) if limited else task.unlimited().plan(views, self.say, budget)
+        if not limited:
+            return task.unlimited().plan(views, self.say, budget)
+        return best_plan(task, views, self.say, budget, fewer)
 
     def task(self, traced: Traced, method: Method) -> tuple[Task, list[Mesh]]:
         """What is to be planned of a step, and the meshes to try."""

@@ -31,8 +31,22 @@ _HIDDEN = Exposure(_LEAST, _LEAST)
 _SAME = 0.05  # by less than this, a part of a time is as it was: prices are not worth another solve
 
 
-def best_plan(task: Task, meshes: list[Mesh], say: Progress, budget: Budget) -> PlanData:
-    """The best plan of a program on any of some meshes."""
+def best_plan(task: Task, meshes: list[Mesh], say: Progress, budget: Budget, fewer: PlanData | None = None) -> PlanData:
+    """The best plan of a program on any of some meshes.
+
+    Args:
+        task: The program.
+        meshes: The meshes to try.
+        say: Called with each stage.
+        budget: The time that is left.
+        fewer: The best plan in fewer microbatches. Where one by the communication that is exposed in that is no
+            quicker, it is returned, and nothing else is looked for.
+    """
+    if fewer is not None and isinstance(task.method, Auto) and fewer.cost.step:
+        alike = with_step(task.plan(meshes, say, budget, exposure_of([simulate(fewer)])))
+        if alike.step_s >= fewer.step_s:
+            return alike
+        budget = budget.of_another_program()
     first = task.plan(meshes, say, budget)
     is_simple = meshes[0].cluster is None or meshes[0].num_devices == 1 or meshes[0].is_cpu  # nothing beside compute
     if not isinstance(task.method, Auto) or is_simple:

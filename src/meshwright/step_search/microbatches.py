@@ -36,8 +36,8 @@ _NEAR = 1.25  # times the limit: what an estimate of memory may be wrong by
 class Solve(Protocol):
     """Plans steps as one program."""
 
-    def __call__(self, traced: Traced, method: Method, limited: bool = True) -> PlanData:
-        """The plan of a traced step by a method, under the memory limit or not."""
+    def __call__(self, traced: Traced, method: Method, limited: bool = True, fewer: PlanData | None = None) -> PlanData:
+        """The plan of a traced step by a method, under the memory limit or not; `fewer` as in `best_plan`."""
 
     def task(self, traced: Traced, method: Method) -> tuple[Task, list[Mesh]]:
         """What is to be planned, and the meshes to try."""
@@ -140,7 +140,7 @@ class _Search:
         count, method = self._least_count(counts, misfits), self.method
         while count:
             try:
-                found = self._plan(count, method)
+                found = self._plan(count, method, plans[-1] if plans else None)
             except DoesNotFit as error:
                 if plans:
                     break
@@ -172,12 +172,12 @@ class _Search:
         """
         limit = self.meshes[0].memory_bytes
         if limit is None or (len(counts) < 2 and self.counts is None):
-            return 1
+            return counts[0]
         room = limit * self.meshes[0].num_devices
         task, _ = self.solve.task(self.traced, self.method)
         live, arguments = task.live_bytes, task.argument_bytes
         if live <= room or arguments >= room:
-            return 1
+            return counts[0]
         misfits.append(self._misfit(1, live / self.meshes[0].num_devices))
         least = ceil((live - arguments) / (room - arguments))
         if self.counts is not None and least > counts[-1]:
@@ -192,12 +192,12 @@ class _Search:
         shape, policy = tuple(self.meshes[0].sizes), self.traced.graph.recompute
         return Compared(self.method.name, shape, count, policy, 0, None, round(needed_bytes))
 
-    def _plan(self, count: int, method: Method) -> PlanData:
-        """The plan with so many microbatches."""
+    def _plan(self, count: int, method: Method, fewer: PlanData | None) -> PlanData:
+        """The plan with so many microbatches, beside one with fewer of them."""
         if count == 1:
             return self.solve(self.traced, method)
         self.say(f"cutting the batch into {count} microbatches")
-        return self.solve(self.cut(self.traced, self.positions, count), method)
+        return self.solve(self.cut(self.traced, self.positions, count), method, fewer=fewer)
 
     def _on_views_of(self, plan: PlanData) -> Method:
         """The method on a plan's own view, and on the one that is cheapest where memory does not matter."""
@@ -246,7 +246,7 @@ def divisors(size: int) -> list[int]:
 
 def computes_all_the_time(plan: PlanData) -> bool:
     """Whether devices hardly ever wait, and compute nothing that another computes: no split of the step is quicker."""
-    return plan.cost.waiting <= NEARLY * plan.step_s and _repeats_nothing(plan)
+    return plan.cost.waiting <= NEARLY * plan.step_s and repeats_nothing(plan)
 
 
 def _computes_longer(plan: PlanData, count: int) -> bool:
@@ -255,7 +255,7 @@ def _computes_longer(plan: PlanData, count: int) -> bool:
     return cluster is not None and LeastStep.of(plan, cluster).in_microbatches(count) >= (1 - NEARLY) * plan.step_s
 
 
-def _repeats_nothing(plan: PlanData) -> bool:
+def repeats_nothing(plan: PlanData) -> bool:
     """Whether nearly all FLOPs of products are split over all devices."""
     loads = [op.load for op in plan.ops if op.load is not None]
     done = sum(load.flops * load.trips * plan.mesh.num_devices for load in loads)

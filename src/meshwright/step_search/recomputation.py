@@ -106,8 +106,11 @@ def decided(
     plans = [replace(best.plan, method=method.name)]
     if microbatches.computes_all_the_time(plans[0]):
         return _as_good_as_any(plans[0])
+    counts = microbatches.divisors(microbatches.batch_size(traced, positions))
+    if microbatches.repeats_nothing(plans[0]):  # what is split over all devices holds the least: fewer do not fit
+        counts = [count for count in counts if count >= plans[0].microbatches]
     with suppress(DoesNotFit):
-        plan = _fits_host(planned(best.plan.recompute))
+        plan = _fits_host(planned(best.plan.recompute, counts=counts))
         plans.append(replace(plan, remarks=(*best.remarks, *plan.remarks)))
     return simplest(plans)
 

@@ -33,13 +33,18 @@ _FINE = 3  # axes of the views that refine others
 
 @dataclass(frozen=True)
 class Misfit:
-    """A view on which nothing fits, or was found to; and a bound on what would."""
+    """A view on which nothing fits, or was found to; and a bound on what would.
+
+    Attributes:
+        least: The choice that takes the least memory, with its bytes, where it was looked for.
+    """
 
     mesh: Mesh
     limit: float
     least_bytes: float
     formulate: Callable[[], MeshProblem]
     is_proven: bool = True
+    least: tuple[NDArray[np.int64], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -172,11 +177,17 @@ def solve_best(
     said = ""
     waiting = [_urgency(state, number) for number, state in enumerate(states)]
     heapify(waiting)
-    half = budget.part(budget.tuning.phase_share)
+    half, is_checked = budget.part(budget.tuning.phase_share), False
     while waiting:
         *_, number = heappop(waiting)
         state = states[number]
         mesh = state.formulation.mesh
+        if best is None and waiting and budget.is_over and not is_checked:
+            is_checked = True
+            if misfits := _all_misfits([state, *(states[other] for *_, other in waiting)]):
+                for misfit in misfits:
+                    findings.miss(misfit)
+                return None
         goal = _goal(state, None if best in (None, number) else states[best].cost)
         if best is not None and budget.is_over:
             goal = -np.inf
@@ -213,9 +224,23 @@ def _goal(state: ViewState, best: float | None) -> float:
     return best * (1.0 - PROVEN_GAP if state.stage is Stage.NEAR else LESS)
 
 
-def _misfit(state: ViewState) -> Misfit:
+def _all_misfits(states: Sequence[ViewState]) -> list[Misfit]:
+    """Views on which no choice was found, where that of the least memory does not fit; none where it does.
+
+    It takes longer to look for than to solve a view, so it is looked for on the view alone whose bound is the least.
+    """
+    leanest = min(states, key=lambda state: state.formulation.memory.least().peak_bytes)
+    if leanest.view.limit is None:
+        return []
+    least = least_memory(leanest.formulation)
+    if least[1] <= leanest.view.limit:
+        return []
+    return [_misfit(state, least if state is leanest else None) for state in states]
+
+
+def _misfit(state: ViewState, least: tuple[NDArray[np.int64], int] | None = None) -> Misfit:
     limit, is_proven = state.view.limit or 0.0, state.proven == np.inf
-    return Misfit(state.formulation.mesh, limit, state.least_bytes, lambda: state.formulation, is_proven)
+    return Misfit(state.formulation.mesh, limit, state.least_bytes, lambda: state.formulation, is_proven, least)
 
 
 def _refusal(state: ViewState, budget: Budget) -> str:
@@ -245,10 +270,10 @@ def _remark(state: ViewState) -> Considered:
 
 def _does_not_fit(misfits: list[Misfit], scale: float) -> DoesNotFit:
     """The error for the view that needs least, with the memory that a plan was found for."""
-    closest = min(misfits, key=lambda m: m.least_bytes)
+    closest = min(misfits, key=lambda m: (m.least is None, m.least_bytes))
     limit, mesh = closest.limit, closest.mesh
     formulation = closest.formulate()
-    choice, needed = least_memory(formulation)
+    choice, needed = closest.least or least_memory(formulation)
     found = "no plan fits" if all(m.is_proven for m in misfits) else "no plan was found that fits"
     told, cut = remedies(formulation, choice, needed, limit, scale)
     return DoesNotFit(
