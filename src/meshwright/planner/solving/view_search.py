@@ -33,18 +33,13 @@ _FINE = 3  # axes of the views that refine others
 
 @dataclass(frozen=True)
 class Misfit:
-    """A view on which nothing fits, or was found to; and a bound on what would.
-
-    Attributes:
-        least: The choice that takes the least memory, with its bytes, where it was looked for.
-    """
+    """A view on which nothing fits, or was found to; and a bound on what would."""
 
     mesh: Mesh
     limit: float
     least_bytes: float
     formulate: Callable[[], MeshProblem]
     is_proven: bool = True
-    least: tuple[NDArray[np.int64], int] | None = None
 
 
 @dataclass(frozen=True)
@@ -232,15 +227,13 @@ def _all_misfits(states: Sequence[ViewState]) -> list[Misfit]:
     leanest = min(states, key=lambda state: state.formulation.memory.least().peak_bytes)
     if leanest.view.limit is None:
         return []
-    least = least_memory(leanest.formulation)
-    if least[1] <= leanest.view.limit:
-        return []
-    return [_misfit(state, least if state is leanest else None) for state in states]
+    _, needed = least_memory(leanest.formulation)
+    return [_misfit(state) for state in states] if needed > leanest.view.limit else []
 
 
-def _misfit(state: ViewState, least: tuple[NDArray[np.int64], int] | None = None) -> Misfit:
+def _misfit(state: ViewState) -> Misfit:
     limit, is_proven = state.view.limit or 0.0, state.proven == np.inf
-    return Misfit(state.formulation.mesh, limit, state.least_bytes, lambda: state.formulation, is_proven, least)
+    return Misfit(state.formulation.mesh, limit, state.least_bytes, lambda: state.formulation, is_proven)
 
 
 def _refusal(state: ViewState, budget: Budget) -> str:
@@ -270,10 +263,10 @@ def _remark(state: ViewState) -> Considered:
 
 def _does_not_fit(misfits: list[Misfit], scale: float) -> DoesNotFit:
     """The error for the view that needs least, with the memory that a plan was found for."""
-    closest = min(misfits, key=lambda m: (m.least is None, m.least_bytes))
+    closest = min(misfits, key=lambda m: m.least_bytes)
     limit, mesh = closest.limit, closest.mesh
     formulation = closest.formulate()
-    choice, needed = closest.least or least_memory(formulation)
+    choice, needed = least_memory(formulation)
     found = "no plan fits" if all(m.is_proven for m in misfits) else "no plan was found that fits"
     told, cut = remedies(formulation, choice, needed, limit, scale)
     return DoesNotFit(
