@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshwright.hf.layout import Weight
+from meshwright.hf.layout import Pick, Weight
 
 Json = dict[str, Any]
 
@@ -70,6 +70,11 @@ class Architecture:
     def known(self) -> frozenset[str]:
         """All keys that are understood."""
         return frozenset({key.name for key in self.keys} | {*self.only, *self.derived_keys}) | SILENT
+
+
+def linear(path: str, name: str, layout: str, of_bias: str, pick: Pick | None = None) -> tuple[Weight, Weight]:
+    """The weight and the bias of a product, with their layouts."""
+    return Weight(path, f"{name}.weight", layout, pick), Weight(f"{path}_bias", f"{name}.bias", of_bias, pick)
 
 
 class Unsupported(ValueError):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from meshwright.hf.architectures.base import Architecture, Json, Key, Unsupported
+from meshwright.hf.architectures.base import Architecture, Json, Key, Unsupported, linear
 from meshwright.hf.layout import Pick, Weight
 
 _QUERIES, _KEYS, _VALUES = (Pick("part", index, 3) for index in range(3))
@@ -17,19 +17,13 @@ _GPT2 = (
     Weight("positions", "wpe.weight", "p d -> p d"),
     *_layer_norm("norm", "ln_f"),
     *_layer_norm("layers/{i}/attn_norm", "h.{i}.ln_1"),
-    Weight("layers/{i}/q", "h.{i}.attn.c_attn.weight", "d (part n h) -> d n h", _QUERIES),
-    Weight("layers/{i}/k", "h.{i}.attn.c_attn.weight", "d (part n h) -> d n h", _KEYS),
-    Weight("layers/{i}/v", "h.{i}.attn.c_attn.weight", "d (part n h) -> d n h", _VALUES),
-    Weight("layers/{i}/q_bias", "h.{i}.attn.c_attn.bias", "(part n h) -> n h", _QUERIES),
-    Weight("layers/{i}/k_bias", "h.{i}.attn.c_attn.bias", "(part n h) -> n h", _KEYS),
-    Weight("layers/{i}/v_bias", "h.{i}.attn.c_attn.bias", "(part n h) -> n h", _VALUES),
-    Weight("layers/{i}/o", "h.{i}.attn.c_proj.weight", "(n h) d -> n h d"),
-    Weight("layers/{i}/o_bias", "h.{i}.attn.c_proj.bias", "d -> d"),
+    *linear("layers/{i}/q", "h.{i}.attn.c_attn", "d (part n h) -> d n h", "(part n h) -> n h", _QUERIES),
+    *linear("layers/{i}/k", "h.{i}.attn.c_attn", "d (part n h) -> d n h", "(part n h) -> n h", _KEYS),
+    *linear("layers/{i}/v", "h.{i}.attn.c_attn", "d (part n h) -> d n h", "(part n h) -> n h", _VALUES),
+    *linear("layers/{i}/o", "h.{i}.attn.c_proj", "(n h) d -> n h d", "d -> d"),
     *_layer_norm("layers/{i}/mlp_norm", "h.{i}.ln_2"),
-    Weight("layers/{i}/up", "h.{i}.mlp.c_fc.weight", "d f -> d f"),
-    Weight("layers/{i}/up_bias", "h.{i}.mlp.c_fc.bias", "f -> f"),
-    Weight("layers/{i}/down", "h.{i}.mlp.c_proj.weight", "f d -> f d"),
-    Weight("layers/{i}/down_bias", "h.{i}.mlp.c_proj.bias", "d -> d"),
+    *linear("layers/{i}/up", "h.{i}.mlp.c_fc", "d f -> d f", "f -> f"),
+    *linear("layers/{i}/down", "h.{i}.mlp.c_proj", "f d -> f d", "d -> d"),
 )
 _ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "exact_gelu", "relu": "relu"}
 _WRITTEN = {"gelu": "gelu_new", "exact_gelu": "gelu", "relu": "relu"}
@@ -76,19 +70,13 @@ _OPT = (
     Weight("positions", "embed_positions.weight", "p d -> p d"),
     *_layer_norm("norm", "final_layer_norm"),
     *_layer_norm("layers/{i}/attn_norm", "layers.{i}.self_attn_layer_norm"),
-    Weight("layers/{i}/q", "layers.{i}.self_attn.q_proj.weight", "(n h) d -> d n h"),
-    Weight("layers/{i}/k", "layers.{i}.self_attn.k_proj.weight", "(n h) d -> d n h"),
-    Weight("layers/{i}/v", "layers.{i}.self_attn.v_proj.weight", "(n h) d -> d n h"),
-    Weight("layers/{i}/q_bias", "layers.{i}.self_attn.q_proj.bias", "(n h) -> n h"),
-    Weight("layers/{i}/k_bias", "layers.{i}.self_attn.k_proj.bias", "(n h) -> n h"),
-    Weight("layers/{i}/v_bias", "layers.{i}.self_attn.v_proj.bias", "(n h) -> n h"),
-    Weight("layers/{i}/o", "layers.{i}.self_attn.out_proj.weight", "d (n h) -> n h d"),
-    Weight("layers/{i}/o_bias", "layers.{i}.self_attn.out_proj.bias", "d -> d"),
+    *linear("layers/{i}/q", "layers.{i}.self_attn.q_proj", "(n h) d -> d n h", "(n h) -> n h"),
+    *linear("layers/{i}/k", "layers.{i}.self_attn.k_proj", "(n h) d -> d n h", "(n h) -> n h"),
+    *linear("layers/{i}/v", "layers.{i}.self_attn.v_proj", "(n h) d -> d n h", "(n h) -> n h"),
+    *linear("layers/{i}/o", "layers.{i}.self_attn.out_proj", "d (n h) -> n h d", "d -> d"),
     *_layer_norm("layers/{i}/mlp_norm", "layers.{i}.final_layer_norm"),
-    Weight("layers/{i}/up", "layers.{i}.fc1.weight", "f d -> d f"),
-    Weight("layers/{i}/up_bias", "layers.{i}.fc1.bias", "f -> f"),
-    Weight("layers/{i}/down", "layers.{i}.fc2.weight", "d f -> f d"),
-    Weight("layers/{i}/down_bias", "layers.{i}.fc2.bias", "d -> d"),
+    *linear("layers/{i}/up", "layers.{i}.fc1", "f d -> d f", "f -> f"),
+    *linear("layers/{i}/down", "layers.{i}.fc2", "d f -> f d", "d -> d"),
 )
 
 

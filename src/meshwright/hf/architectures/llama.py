@@ -3,7 +3,7 @@
 from typing import Any
 
 from meshwright.hf.architectures import rope
-from meshwright.hf.architectures.base import Architecture, Json, Key
+from meshwright.hf.architectures.base import Architecture, Json, Key, linear
 from meshwright.hf.layout import Weight
 from meshwright.zoo.llama import BIASES
 
@@ -12,24 +12,17 @@ DECODER = (
     Weight("embed", "embed_tokens.weight", "v d -> v d"),
     Weight("norm", "norm.weight", "d -> d"),
     Weight("layers/{i}/attn_norm", "layers.{i}.input_layernorm.weight", "d -> d"),
-    Weight("layers/{i}/q", "layers.{i}.self_attn.q_proj.weight", "(n h) d -> d n h"),
-    Weight("layers/{i}/k", "layers.{i}.self_attn.k_proj.weight", "(n h) d -> d n h"),
-    Weight("layers/{i}/v", "layers.{i}.self_attn.v_proj.weight", "(n h) d -> d n h"),
-    Weight("layers/{i}/o", "layers.{i}.self_attn.o_proj.weight", "d (n h) -> n h d"),
-    Weight("layers/{i}/q_bias", "layers.{i}.self_attn.q_proj.bias", "(n h) -> n h"),
-    Weight("layers/{i}/k_bias", "layers.{i}.self_attn.k_proj.bias", "(n h) -> n h"),
-    Weight("layers/{i}/v_bias", "layers.{i}.self_attn.v_proj.bias", "(n h) -> n h"),
-    Weight("layers/{i}/o_bias", "layers.{i}.self_attn.o_proj.bias", "d -> d"),
+    *linear("layers/{i}/q", "layers.{i}.self_attn.q_proj", "(n h) d -> d n h", "(n h) -> n h"),
+    *linear("layers/{i}/k", "layers.{i}.self_attn.k_proj", "(n h) d -> d n h", "(n h) -> n h"),
+    *linear("layers/{i}/v", "layers.{i}.self_attn.v_proj", "(n h) d -> d n h", "(n h) -> n h"),
+    *linear("layers/{i}/o", "layers.{i}.self_attn.o_proj", "d (n h) -> n h d", "d -> d"),
     Weight("layers/{i}/mlp_norm", "layers.{i}.post_attention_layernorm.weight", "d -> d"),
     Weight("head", "/lm_head.weight", "v d -> v d"),
 )
 SWIGLU = (
-    Weight("layers/{i}/gate", "layers.{i}.mlp.gate_proj.weight", "f d -> d f"),
-    Weight("layers/{i}/up", "layers.{i}.mlp.up_proj.weight", "f d -> d f"),
-    Weight("layers/{i}/down", "layers.{i}.mlp.down_proj.weight", "d f -> f d"),
-    Weight("layers/{i}/gate_bias", "layers.{i}.mlp.gate_proj.bias", "f -> f"),
-    Weight("layers/{i}/up_bias", "layers.{i}.mlp.up_proj.bias", "f -> f"),
-    Weight("layers/{i}/down_bias", "layers.{i}.mlp.down_proj.bias", "d -> d"),
+    *linear("layers/{i}/gate", "layers.{i}.mlp.gate_proj", "f d -> d f", "f -> f"),
+    *linear("layers/{i}/up", "layers.{i}.mlp.up_proj", "f d -> d f", "f -> f"),
+    *linear("layers/{i}/down", "layers.{i}.mlp.down_proj", "d f -> f d", "d -> d"),
 )
 _SIZES = (
     Key("vocab_size", "vocab"),
