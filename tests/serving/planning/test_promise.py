@@ -37,6 +37,9 @@ def test_promises_that_say_nothing_are_refused(options, message):
         ({"rate": 1, "tokens_in": 3.5}, "tokens_in is 3.5"),
         ({"rate": 1, "burstiness": -1}, "burstiness is -1"),
         ({"trace": "nowhere.csv"}, "trace 'nowhere.csv' cannot be read"),
+        ({"trace": 5}, "trace is 5; give a file's path"),
+        ({"rate": 1, "seed": -1}, "seed is -1; give a whole number from 0"),
+        ({"rate": 1, "seed": "x"}, "seed is 'x'; give a whole number from 0"),
     ],
 )
 def test_loads_that_say_nothing_are_refused(options, message):
@@ -67,13 +70,14 @@ def test_a_trace_is_read_as_csv_as_json_and_as_others_publish_it(tmp_path):
         "ours.csv": "arrival_s,tokens_in,tokens_out\n" + "\n".join(f"{a},{b},{c}" for a, b, c in rows),
         "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         + "\n".join(f"2023-11-16 18:15:{a:010.7f},{b},{c}" for a, b, c in rows),
+        "office.csv": "\ufeffarrival_s, tokens_in, tokens_out\r\n" + "\r\n".join(f"{a}, {b}, {c}" for a, b, c in rows),
         "mooncake.jsonl": "\n".join(
             json.dumps({"timestamp": int(a * 1e3), "input_length": b, "output_length": c, "hash_ids": [1]})
             for a, b, c in rows
         ),
     }
     for name, text in files.items():
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="utf-8")
         load = mw.Traffic(trace=tmp_path / name)
         assert [tuple(r) for r in load.arrivals(3)] == [(0.0, 100, 7), (0.5, 200, 8), (2.0, 300, 9)]
         assert [tuple(r) for r in load.arrivals(5)[3:]] == [(3.0, 100, 7), (3.5, 200, 8)]  # it begins again
@@ -89,6 +93,7 @@ def test_a_trace_is_read_as_csv_as_json_and_as_others_publish_it(tmp_path):
         ("arrival_s,tokens_in,tokens_out\n1,5,5\n2,0,5\n", "request 2: lengths are 0 and 5"),
         ("arrival_s,tokens_in,tokens_out\n1,5,5\nsoon,2,5\n", "request 2: Invalid isoformat"),
         ('{"arrival_s": 1}\n', "request 1: it has no tokens_in"),
+        ('{"arrival_s": 1, "tokens_in": 1.5, "tokens_out": 1}\n', "request 1: lengths are 1.5 and 1"),
         ('{"arrival_s": 1,\n', "request 1: "),
     ],
 )

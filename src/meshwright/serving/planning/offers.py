@@ -106,7 +106,7 @@ def explore_serving(
     """Plans a model on every cluster for the least cost of a load; the other arguments are those of `plan_serving`."""
     if not clusters or isinstance(clusters, str):
         raise ServingError(f"clusters is {clusters!r}; give a list such as ['1x8 h100', '1x8 a100-80gb']")
-    machines = [find_cluster(one) if isinstance(one, str) else one for one in clusters]
+    machines = [find_cluster(one) for one in clusters]
     with progress():  # one line for all of the plans
         found = [_offer(model, one, traffic, slo, prices or {}, options) for one in machines]
     known = [one.dollars_per_hour for one in found]

@@ -183,7 +183,7 @@ def place_models(
         >>> plan.gain >= 1
         True
     """
-    machines = find_cluster(cluster) if isinstance(cluster, str) else cluster
+    machines = find_cluster(cluster)
     if not isinstance(loads, Mapping) or not loads or not all(isinstance(one, Traffic) for one in loads.values()):
         raise ServingError(f"loads is {loads!r:.80}; give a mw.Traffic for each model, such as {{'llama3-8b': …}}")
     if machines.mixed:

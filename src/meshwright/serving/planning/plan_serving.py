@@ -84,7 +84,7 @@ def plan_serving(
         >>> plan.enough, 0 < plan.goodput < plan.bound
         (True, True)
     """
-    machines = find_cluster(cluster) if isinstance(cluster, str) else cluster
+    machines = find_cluster(cluster)
     _check(machines, traffic, slo, objective)
     slo, work = slo or Slo(), decoder_work(model)
     constants = find_engine(engine)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,6 +72,10 @@ class Traffic:
             raise ServingError(f"burstiness is {self.burstiness!r}; give 1 for a Poisson process, more for bursts")
         for name in ("tokens_in", "tokens_out"):
             _check_lengths(name, getattr(self, name))
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or self.seed < 0:
+            raise ServingError(f"seed is {self.seed!r}; give a whole number from 0")
+        if not isinstance(self.trace, str | PathLike | None):
+            raise ServingError(f"trace is {self.trace!r}; give a file's path")
         if self.trace is not None:
             object.__setattr__(self, "_recorded", tuple(_read_trace(Path(self.trace))))
 
@@ -180,7 +185,7 @@ def _is_number(value: object, above: float) -> bool:
 def _read_trace(path: Path) -> Iterable[Arrival]:
     """The requests of a file, which begin at 0 seconds."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # tables of office programs begin with a mark
     except (OSError, UnicodeDecodeError) as error:
         raise ServingError(f"trace {str(path)!r} cannot be read: {error}") from None
     requests = sorted(_parsed(path, text), key=lambda request: request.at_s)
@@ -193,7 +198,7 @@ def _parsed(path: Path, text: str) -> Iterator[Arrival]:
     lines = text.splitlines()
     as_json = text.lstrip().startswith("{")
     rows: Iterable[str | dict[str, str]] = (
-        [line for line in lines if line.strip()] if as_json else csv.DictReader(lines)
+        [line for line in lines if line.strip()] if as_json else csv.DictReader(lines, skipinitialspace=True)
     )
     for number, row in enumerate(rows, 1):
         try:
@@ -207,9 +212,10 @@ def _parsed(path: Path, text: str) -> Iterator[Arrival]:
 
 
 def _request(fields: Mapping[str, str | float]) -> Arrival:
-    lengths = [int(_field(fields, names)) for names in (TOKENS_IN, TOKENS_OUT)]
-    if min(lengths) < 1:
-        raise ValueError(f"lengths are {lengths[0]} and {lengths[1]}")
+    given = [_field(fields, names) for names in (TOKENS_IN, TOKENS_OUT)]
+    lengths = [int(length) for length in given]
+    if min(lengths) < 1 or any(isinstance(length, float) and length % 1 for length in given):
+        raise ValueError(f"lengths are {given[0]} and {given[1]}")
     at_s = _seconds(_field(fields, ARRIVED), "timestamp" in fields)
     if not math.isfinite(at_s):
         raise ValueError(f"it arrives at {at_s} s")
