@@ -32,7 +32,7 @@ from meshwright.serving.planning.candidates import assess
 from meshwright.serving.planning.decoder_work import decoder_work
 from meshwright.serving.planning.engine_constants import find_engine
 from meshwright.serving.planning.prices import StepPrices
-from meshwright.serving.planning.split import Degrees, Storage, cache_tokens
+from meshwright.serving.planning.split import Degrees, Storage
 from meshwright.serving.planning.traffic import Arrival
 from meshwright.serving.scheduling import Limits
 from meshwright.serving.simulation.replica import Replica
@@ -123,10 +123,9 @@ def simulated(row: dict[str, str]) -> tuple[float, float]:
     prices = StepPrices(decoder_work(source.model), machines, split, storage, engine)
     clients = int(row["batch_size"]) * int(row["attention_dp_size"] or 1)
     into, out = int(row["isl"]), int(row["osl"])
-    room = cache_tokens(prices.work, split, storage, machines.memory_bytes)
     slots = 256 + clients if source.slots is None else max(1, clients + source.slots)
     chunk = engine.chunk
-    limits = Limits(slots, 16, max(1, room // 16), chunk, chunk + slots, 10**6, into + out)
+    limits = Limits(slots, 16, max(1, prices.room // 16), chunk, chunk + slots, 10**6, into + out)
     draw = np.random.default_rng(0)
     shortest = 1 - _SPREAD
     requests = [

@@ -30,11 +30,9 @@ def laid_out(split: Degrees, decoder: Decoder) -> Auto:
         decoder: The layers of a stage, with the cache.
     """
     shared_heads = gcd(split.tensor, decoder.kv_heads)  # where there are fewer heads of keys, devices repeat these
-    sizes = [size for size in (split.data, shared_heads, split.tensor // shared_heads) if size > 1]
-    names = iter("xyz")
-    data, keys, more = (
-        (next(names),) if size > 1 else () for size in (split.data, shared_heads, split.tensor // shared_heads)
-    )
+    names, degrees = iter("xyz"), (split.data, shared_heads, split.tensor // shared_heads)
+    data, keys, more = ((next(names),) if size > 1 else () for size in degrees)
+    sizes = [size for size in degrees if size > 1]
     whole, tensor = (*data, *keys, *more), (*keys, *more)
     dealt = _dealt(whole, sizes, split.expert)
     params = _Params(tensor, keys, dealt, whole[len(dealt) :], split.tensor, decoder)

@@ -114,6 +114,11 @@ def test_splits_that_cannot_be_are_refused():
         prices("llama3-8b", split=Degrees(tensor=3))
     with pytest.raises(mw.ServingError, match="no experts to share"):
         prices("llama3-8b", split=Degrees(tensor=2, data=2))
+    few, odd = (zoo.build("llama-tiny", **shape).config for shape in ({"hidden": 96, "heads": 6, "kv_heads": 3}, {"ffn": 130}))
+    with pytest.raises(mw.ServingError, match="3 heads of keys can be neither dealt to 2 devices nor repeated evenly"):
+        prices(few, split=Degrees(tensor=2))
+    with pytest.raises(mw.ServingError, match="130 columns of 'gate' cannot be cut into 4 equal parts"):
+        prices(odd, split=Degrees(tensor=4))
     with pytest.raises(mw.ServingError, match="weights is 'bf17'; give one of"):
         Storage(weights="bf17")
     with pytest.raises(mw.ServingError, match="engine is 'vlm'; give one of"):

@@ -204,43 +204,30 @@ class Programs:
             self._params = None  # what each stage has is all there is
 
     def _compile_copy(self) -> list[Compiled]:
-        def compiled(number: int, stage: StageArrays) -> Compiled:
-            arrays, rest = self._of_stage(number, stage.placement.arrays), stage.placement.rest
-            function = jax.jit(self.decoder.copied, donate_argnums=0, in_shardings=(arrays, rest), out_shardings=arrays)
-            pair = jax.ShapeDtypeStruct((2,), jnp.int32)
-            return in_turn(function.lower(_types(stage.arrays), pair).compile(), rest.device_set)
-
-        return [compiled(number, stage) for number, stage in enumerate(self._stages)]
+        pair = jax.ShapeDtypeStruct((2,), jnp.int32)
+        return [self._compile_on(number, self.decoder.copied, [pair]) for number in range(len(self._stages))]
 
     def _compile_take(self, length: int) -> list[Compiled]:
-        def compiled(number: int, stage: StageArrays) -> Compiled:
-            arrays, rest = self._of_stage(number, stage.placement.arrays), stage.placement.rest
-            function = jax.jit(
-                partial(self.decoder.take, length),
-                in_shardings=(arrays, rest),
-                out_shardings=self._of_parcel(number),
-            )
-            lowered = function.lower(_types(stage.arrays), self._place_type(length))
-            return in_turn(lowered.compile(), rest.device_set)
-
-        return [compiled(number, stage) for number, stage in enumerate(self._stages)]
+        take, place = partial(self.decoder.take, length), self._place_type(length)
+        return [self._compile_on(number, take, [place], taken=True) for number in range(len(self._stages))]
 
     def _compile_put(self, length: int) -> list[Compiled]:
-        def compiled(number: int, stage: StageArrays) -> Compiled:
-            arrays, rest = self._of_stage(number, stage.placement.arrays), stage.placement.rest
-            function = jax.jit(
-                self.decoder.put,
-                donate_argnums=0,
-                in_shardings=(arrays, self._of_parcel(number), rest),
-                out_shardings=arrays,
-            )
-            shape = (length, self.decoder.kv_heads, self.decoder.head_dim)
-            one = jax.ShapeDtypeStruct(shape, self.decoder.config.dtype)
-            parcel = jax.tree.map(lambda _: one, self._of_parcel(number))
-            lowered = function.lower(_types(stage.arrays), parcel, self._place_type(length))
-            return in_turn(lowered.compile(), rest.device_set)
+        one = jax.ShapeDtypeStruct((length, self.decoder.kv_heads, self.decoder.head_dim), self.decoder.config.dtype)
+        parcels = [jax.tree.map(lambda _: one, self._of_parcel(number)) for number in range(len(self._stages))]
+        place = self._place_type(length)
+        return [self._compile_on(number, self.decoder.put, [parcel, place]) for number, parcel in enumerate(parcels)]
 
-        return [compiled(number, stage) for number, stage in enumerate(self._stages)]
+    def _compile_on(self, number: int, function: Compiled, given: Sequence[Any], taken: bool = False) -> Compiled:
+        """Compiles what changes the cache of a stage, or what is taken out of it; a parcel may come before numbers."""
+        stage = self._stages[number]
+        arrays, rest = self._of_stage(number, stage.placement.arrays), stage.placement.rest
+        jitted = jax.jit(
+            function,
+            donate_argnums=() if taken else 0,
+            in_shardings=(arrays, *[self._of_parcel(number)] * (len(given) - 1), rest),
+            out_shardings=self._of_parcel(number) if taken else arrays,
+        )
+        return in_turn(jitted.lower(_types(stage.arrays), *given).compile(), rest.device_set)
 
     def _of_stage(self, number: int, layers: PyTree) -> PyTree:
         return layers[self._bounds[number] : self._bounds[number + 1]]

@@ -15,7 +15,7 @@ from meshwright.serving.planning.decoder_work import DecoderWork
 from meshwright.serving.planning.engine_constants import EngineConstants
 from meshwright.serving.planning.prices import StepPrices
 from meshwright.serving.planning.promise import Slo
-from meshwright.serving.planning.split import Degrees, Storage, cache_tokens
+from meshwright.serving.planning.split import Degrees, Storage
 from meshwright.serving.planning.traffic import Traffic
 from meshwright.serving.scheduling import Limits
 
@@ -89,18 +89,16 @@ def candidates(
     work: DecoderWork, cluster: Cluster, storages: tuple[Storage, ...], engine: EngineConstants
 ) -> list[StepPrices]:
     """All ways in which one replica fits."""
-    found = []
-    for spread in degrees(work, cluster):
-        for storage in storages:
-            if cache_tokens(work, spread, storage, cluster.memory_bytes) > 0:
-                found.append(StepPrices(work, cluster, spread, storage, engine))
-    return found
+    every = (
+        StepPrices(work, cluster, spread, storage, engine) for spread in degrees(work, cluster) for storage in storages
+    )
+    return [prices for prices in every if prices.room > 0]
 
 
 def assess(prices: StepPrices, traffic: Traffic, slo: Slo, role: str, longest: int) -> Candidate | None:
     """The largest batch of a replica under a promise; None where it cannot serve the longest request at all."""
     into, out = traffic.mean_in, traffic.mean_out
-    room = cache_tokens(prices.work, prices.split, prices.storage, prices.cluster.memory_bytes)
+    room = prices.room
     if room < longest:
         return None
     first_s = prices.engine.request_s + prompt_s(prices, into)

@@ -101,7 +101,7 @@ def plan_serving(
             role: [kind for one in placed if (kind := assess(one, traffic, slo, role, longest)) is not None]
             for role in ("both", "prefill", "decode")
         }
-        if not any(_room(one) >= longest for one in placed):
+        if not any(one.room >= longest for one in placed):
             raise _does_not_fit(work, machines, storages, longest)
         tried = _arrangements(kinds, machines.num_devices, slo, longest, apart)
         bound = max((one.bound for one in tried), default=0.0)
@@ -253,12 +253,6 @@ def goodput(one: Arrangement, traffic: Traffic, slo: Slo, low: float = 0.0) -> f
     return low
 
 
-def _room(prices: StepPrices) -> int:
-    from meshwright.serving.planning.split import cache_tokens
-
-    return cache_tokens(prices.work, prices.split, prices.storage, prices.cluster.memory_bytes)
-
-
 def _does_not_fit(work: DecoderWork, machines: Cluster, storages: Sequence[Storage], longest: int) -> DoesNotFit:
     """What one device would need, and what would make it fit."""
     options = [weight_bytes(work, spread, storage) for spread in degrees(work, machines) for storage in storages]
@@ -279,7 +273,7 @@ def _not_kept(
 ) -> ServingError:
     """What the quickest replica would do, by which a promise can be chosen."""
     open_slo, longest = Slo(), traffic.longest
-    alone = [one for one in placed if _room(one) >= longest]
+    alone = [one for one in placed if one.room >= longest]
     fits = [kind for one in alone if (kind := assess(one, traffic, open_slo, "both", longest)) is not None]
     first = min(fits, key=lambda kind: kind.first_s)
     token = min(fits, key=lambda kind: kind.prices.decode_s(1, traffic.mean_in))

@@ -24,7 +24,7 @@ from meshwright.hardware import Chip, Cluster
 from meshwright.serving.planning.decoder_work import Attention, DecoderWork, Product
 from meshwright.serving.planning.engine_constants import EngineConstants
 from meshwright.serving.planning.small_kernels import SmallKernels, small_kernels
-from meshwright.serving.planning.split import BYTES, COMPUTED, Degrees, Storage, parts_of
+from meshwright.serving.planning.split import BYTES, COMPUTED, Degrees, Storage, cache_tokens, parts_of
 from meshwright.serving.scheduling.limits import row_ladder
 
 #: Numbers of tokens at which steps are tabulated: two for each doubling.
@@ -67,6 +67,11 @@ class StepPrices:
     @property
     def chip(self) -> Chip:
         return self.cluster.chip
+
+    @property
+    def room(self) -> int:
+        """Tokens that the caches of a replica hold; below 0 where not even its weights fit."""
+        return cache_tokens(self.work, self.split, self.storage, self.cluster.memory_bytes)
 
     def step_s(self, tokens: float, sequences: float, cached: float, pairs: float) -> float:
         """Seconds of a step.

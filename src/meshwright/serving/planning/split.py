@@ -86,6 +86,10 @@ class Degrees:
             return "there are no experts to share"
         if (self.tensor * self.data) % self.expert or work.num_experts % self.expert:
             return f"{work.num_experts} experts cannot be dealt to {self.expert} of {self.tensor * self.data} devices"
+        for product in work.products:
+            parts = self.tensor * self.data // self.expert if product.experts else self.tensor
+            if product.name in ("gate", "up") and product.columns % parts:
+                return f"{product.columns} columns of {product.name!r} cannot be cut into {parts} equal parts"
         return ""
 
     def __str__(self) -> str:
