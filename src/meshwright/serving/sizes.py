@@ -154,8 +154,8 @@ def _has_kernel(config: Any, devices: int, stored: str) -> bool:
     """Whether a model, or a stage of it, runs our own kernel: whole on one GPU; XLA splits cuDNN's alone.
 
     On an H200 (`benchmarks/serving.py`) steps of Llama-3-8B at a context of 1,024 took 7.4 ms with 64 sequences and
-    16.2 with 256; with cuDNN's kernel and writes of their own, 8.3 and 17.5. It has sinks and caps, too, which cuDNN's
-    has not, and reads 8 bits.
+    16.2 with 256, before products were joined; with cuDNN's kernel and writes of their own, 8.3 and 17.5. It has sinks
+    and caps, too, which cuDNN's has not, and reads 8 bits.
     """
     head_dim = Decoder.of(config, PagedCache(1, 1, config.dtype)).head_dim
     return devices == 1 and config.attention != "plain" and has_kernel(config.dtype, stored, head_dim)

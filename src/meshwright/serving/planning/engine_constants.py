@@ -34,7 +34,7 @@ class EngineConstants:
         all_experts: Whether every step reads the weights of all experts, whichever its tokens choose.
         every_token: Whether every expert computes every token, where tokens choose as many as there are or more.
         traced: Whether it is this package's: which small kernels its layers start is counted in the step itself, and
-            gate and up are products of their own.
+            gate and up are products of their own where a stage is split over devices.
     """
 
     compute: float

@@ -195,7 +195,7 @@ class StepPrices:
         computed = COMPUTED.get(dtype, dtype)
         compute = self.engine.compute * (self.engine.float8 if dtype == "float8" else 1.0)
         compute *= self.engine.expert_compute if product.experts else 1.0
-        starts = product.starts_kernel(joins=not self.engine.traced)
+        starts = product.starts_kernel(joins=not self.engine.traced or self._whole)
         ramp = np.asarray(self.chip.matmul_s(1.0, computed))  # of a kernel; what is joined to another has none
         arithmetic = (np.asarray(self.chip.matmul_s(flops, computed)) - ramp * (not starts)) / compute
         launch = self.chip.launch_s if starts else 0.0
