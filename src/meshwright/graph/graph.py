@@ -77,6 +77,7 @@ class While(NamedTuple):
         trips: How often it is assumed to run.
         known: How that is known: one of the words of `rules.base`.
         source: Where the user wrote it.
+        id: The id of its operation.
     """
 
     start: int
@@ -84,6 +85,7 @@ class While(NamedTuple):
     trips: float
     known: str
     source: str
+    id: int
 
 
 @dataclass(frozen=True)

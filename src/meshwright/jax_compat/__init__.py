@@ -156,23 +156,17 @@ def _backward_checkpoint() -> Any:
     return next(eqn for eqn in backward.jaxpr.eqns if eqn.primitive.name in CHECKPOINTS)
 
 
-def recomputing(body: Callable[[Any], Any], first: Any, prevent_cse: bool) -> Equation:
-    """A checkpoint of a backward pass that runs a body, which is made like a closed jaxpr that is given.
+def backward_checkpoint(first: Any, prevent_cse: bool) -> Equation:
+    """A checkpoint of a backward pass, like which others are made.
 
     Args:
-        body: Makes the body, a closed jaxpr.
-        first: The equation that it runs first, whose source is taken for that of all.
+        first: The equation that it is to run first, whose source is taken for that of all.
         prevent_cse: Whether the compiler must be kept from merging it with the forward pass.
     """
     eqn = _backward_checkpoint()
-    key = _CALLS[eqn.primitive.name]
-    closed = body(close(eqn.params[key]))
-    assert not closed.consts, "what a checkpoint reads must be among its operands"
-    inner = closed if isinstance(eqn.params[key], ClosedJaxpr) else closed.jaxpr
     names = source_info_util.new_name_stack("transpose(jvp())")
     return eqn.replace(
-        params={**eqn.params, key: inner, "prevent_cse": prevent_cse},
-        source_info=first.source_info.replace(name_stack=names),
+        params={**eqn.params, "prevent_cse": prevent_cse}, source_info=first.source_info.replace(name_stack=names)
     )
 
 
@@ -276,6 +270,17 @@ def scan_of(eqn: Any, body: ClosedJaxpr, counts: tuple[int, int]) -> Equation:
     return found.replace(params={**found.params, "jaxpr": body}, source_info=eqn.source_info, ctx=eqn.ctx)
 
 
+def empty_loop(scope: str, length: int) -> Equation:
+    """A scan of so many trips that computes nothing, in a name scope: `scan_of` makes others like it."""
+
+    def loop() -> None:
+        with jax.named_scope(scope):
+            jax.lax.scan(lambda carry, _: (carry, None), (), None, length=length)
+
+    (found,) = jax.make_jaxpr(loop)().jaxpr.eqns
+    return found
+
+
 def inner_jaxprs(eqn: Any) -> list[Any]:
     """All jaxprs among an equation's parameters, open."""
     found = []
@@ -297,6 +302,12 @@ def trimmed(eqn: Any, used: Sequence[bool]) -> tuple[Sequence[bool], Any]:
 def donated(eqn: Any) -> tuple[bool, ...]:
     """Which operands of a `jax.jit` call are donated."""
     return tuple(eqn.params.get("donated_invars", ()))
+
+
+def has_shardings(eqn: Any) -> bool:
+    """Whether a `jax.jit` call was given shardings of its operands or results."""
+    given = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return any(hasattr(sharding, "spec") for sharding in given)
 
 
 def name_stack(eqn: Any) -> Hashable:

@@ -289,7 +289,7 @@ class Task:
 
     def _remarks(self, back: Readback) -> Iterator[str]:
         yield from differing(self.graph)
-        yield from call_remarks(self.traced.call.jaxpr.jaxpr)
+        yield from call_remarks(self.traced.call.program.sharded_calls)
         yield from carried_remarks(self.graph)
         yield from kernel_remarks(self.graph)
         yield from foreign_remarks(self.graph, back.formulation.mesh.chip)

@@ -39,7 +39,9 @@ def loops_in(graph: "Graph") -> list[dict[str, Any]]:
     """The loops of a graph as plain data, for the provenance of its plan."""
     serial = graph.columns.serial
     ranges = ((serial[loop.start : loop.stop], loop) for loop in graph.whiles)
-    found = (PlannedLoop(int(some.min()), int(some.max()), *loop[2:]) for some, loop in ranges)
+    found = (
+        PlannedLoop(int(some.min()), int(some.max()), loop.trips, loop.known, loop.source) for some, loop in ranges
+    )
     return [asdict(loop) for loop in found]
 
 

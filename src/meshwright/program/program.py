@@ -14,6 +14,7 @@ one another in this order:
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from typing import Any, NamedTuple
 
 from meshwright import jax_compat
@@ -83,6 +84,11 @@ class Operation(NamedTuple):
         return len(self.outputs) if self.name == WHILE else 0
 
     @property
+    def num_choosing(self) -> int:
+        """How many operands come before those of its branches: of a conditional, the number of the branch."""
+        return 1 if self.name == COND else 0
+
+    @property
     def carry_ids(self) -> Sequence[int]:
         """The ids of a loop's carries."""
         if self.kept_ids is not None:
@@ -103,6 +109,8 @@ class Operation(NamedTuple):
         """The ids of what a scan stacks, or of the results in which branches merge."""
         if self.kept_ids is not None:
             return self.kept_ids[2]
+        if self.name not in (SCAN, COND):
+            return range(0)
         end = self.id + self.num_ids
         return range(end - len(self.outputs) + self.num_carry, end)
 
@@ -115,7 +123,14 @@ class Operation(NamedTuple):
         inputs = tuple(value for value, is_read in zip(self.inputs, reads, strict=True) if is_read)
         outputs = tuple(numbers[id(var)] for var in equation.outvars)
         regions = tuple(Program.of(body, UNPLANNED) for body in bodies_of(equation))
-        return self._replace(equation=equation, inputs=inputs, outputs=outputs, regions=regions)
+        stays = [value in outputs for value in self.outputs]
+        slices = list(reads)[len(self.inputs) - len(self.slice_ids) :]
+        kept_ids = (
+            list(compress(self.carry_ids, stays)),
+            list(compress(self.slice_ids, slices)),
+            list(compress(self.result_ids, stays[self.num_carry :])),
+        )
+        return self._replace(equation=equation, inputs=inputs, outputs=outputs, regions=regions, kept_ids=kept_ids)
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
         """Its results, computed by JAX on these operands."""
@@ -136,6 +151,7 @@ class Program:
         outputs: Numbers of the results.
         constants: The values that are known, by number.
         donated: The arguments that the user's own calls donate.
+        sharded_calls: The equations of inlined calls, in regions too, that have shardings of their own.
     """
 
     types: list[Any] = field(default_factory=list)
@@ -144,6 +160,7 @@ class Program:
     outputs: list[int] = field(default_factory=list)
     constants: dict[int, Any] = field(default_factory=dict)
     donated: set[int] = field(default_factory=set)
+    sharded_calls: list[Any] = field(default_factory=list)
 
     @classmethod
     def of(cls, closed: Any, first_id: int = 0) -> "Program":
@@ -153,7 +170,10 @@ class Program:
             closed: The jaxpr.
             first_id: The id of its first operation.
         """
-        return _Reading(first_id).region(closed, "")
+        reading = _Reading(first_id)
+        program = reading.region(closed, "")
+        program.sharded_calls.extend(reading.sharded_calls)
+        return program
 
     def copy(self) -> "Program":
         """A program of its own, for a pass that changes it; its regions are shared."""
@@ -164,7 +184,18 @@ class Program:
             list(self.outputs),
             dict(self.constants),
             set(self.donated),
+            list(self.sharded_calls),
         )
+
+    @property
+    def input_types(self) -> list[Any]:
+        """The types of the arguments."""
+        return [self.types[value] for value in self.inputs]
+
+    @property
+    def output_types(self) -> list[Any]:
+        """The types of the results."""
+        return [self.types[value] for value in self.outputs]
 
     @property
     def num_ids(self) -> int:
@@ -258,6 +289,7 @@ class _Reading:
     def __init__(self, first_id: int):
         self.next_id = first_id
         self.scopes: dict[tuple[str, Any], str] = {}
+        self.sharded_calls: list[Any] = []
 
     def region(self, closed: Any, scope: str) -> Program:
         variables = closed.jaxpr.invars
@@ -309,6 +341,8 @@ class _Reading:
         """Inlines a call."""
         donated = zip(inputs, jax_compat.donated(equation), strict=False)
         program.donated.update(v for v, is_given in donated if is_given and v < len(program.inputs))
+        if jax_compat.has_shardings(equation):
+            self.sharded_calls.append(equation)
         return self._walk(program, inner, jax_compat.call_operands(equation, inputs), (*calls, equation), scope)
 
     def _with_regions(self, operation: Operation) -> Operation:

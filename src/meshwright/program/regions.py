@@ -1,11 +1,11 @@
 """Operations that run other regions than the user's: of loops, branches and checkpoints, for passes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from meshwright import jax_compat
-from meshwright.program.as_jaxpr import as_jaxpr
 from meshwright.program.parts import part_of
-from meshwright.program.program import COND, SCAN, Operation, Program, bodies_of
+from meshwright.program.program import SCAN, Operation, Program, bodies_of
 
 
 def with_regions(
@@ -29,13 +29,13 @@ def with_regions(
         outputs: The numbers of its results; by default new ones.
     """
     found, arrays = _with_arrays_given(regions, program)
-    bodies = list(map(as_jaxpr, found, bodies_of(like.equation)))
+    bodies = list(map(_as_jaxpr, found, bodies_of(like.equation)))
     if like.name == SCAN:
         equation = jax_compat.scan_of(like.equation, bodies[0], (counts[0] + len(arrays), counts[1]))
     else:
         equation = jax_compat.with_bodies(like.equation, bodies)
     made = [program.add_value(v.aval) for v in equation.outvars] if outputs is None else outputs
-    first = 1 if like.name == COND else 0
+    first = like.num_choosing
     inputs = (*operands[:first], *arrays, *operands[first:])
     return like._replace(equation=equation, inputs=inputs, outputs=tuple(made), regions=tuple(found))
 
@@ -58,3 +58,40 @@ def _with_arrays_given(regions: Sequence[Program], around: Program) -> tuple[lis
         ]
         found.append(part_of(region, [*given, *region.inputs], region.operations, region.outputs))
     return found, arrays
+
+
+def _as_jaxpr(program: Program, like: Any) -> jax_compat.ClosedJaxpr:
+    """The closed jaxpr of a program; calls stay inlined, and their names are on the operations that were in them.
+
+    Args:
+        program: The program. Operations with regions run the regions of their equations, so a pass that changes a
+            region changes the equation.
+        like: Another closed jaxpr, whose effects and remarks are kept.
+    """
+    read = {value for operation in program.operations for value in operation.inputs} | set(program.outputs)
+    atoms: dict[int, Any] = {value: jax_compat.variable(program.types[value]) for value in program.inputs}
+    arrays: dict[int, Any] = {}
+    for number in sorted(read & program.constants.keys()):
+        value, aval = program.constants[number], program.types[number]
+        if jax_compat.is_literal(value, aval):
+            atoms[number] = jax_compat.Literal(value, aval)
+        else:
+            atoms[number], arrays[number] = jax_compat.variable(aval), value
+    equations = []
+    for operation in program.operations:
+        atoms.update((value, jax_compat.variable(program.types[value])) for value in operation.outputs)
+        equations.append(
+            jax_compat.with_operands(
+                operation.equation,
+                [atoms[value] for value in operation.inputs],
+                [atoms[value] for value in operation.outputs],
+                operation.stack,
+            )
+        )
+    jaxpr = jax_compat.close(like).jaxpr.replace(
+        constvars=[atoms[number] for number in arrays],
+        invars=[atoms[value] for value in program.inputs],
+        outvars=[atoms[value] for value in program.outputs],
+        eqns=equations,
+    )
+    return jax_compat.ClosedJaxpr(jaxpr, list(arrays.values()))

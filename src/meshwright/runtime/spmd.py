@@ -218,8 +218,8 @@ class Program:
             call = call_as_planned(self.plan, self._function, args, cluster)
         arguments, results = call.arguments.bare, call.results.bare
         taken, made = _arrays(self.plan.arguments), _arrays(self.plan.results)
-        check_types(taken, call.jaxpr.in_avals)
-        check_types(made, call.jaxpr.out_avals)
+        check_types(taken, call.program.input_types)
+        check_types(made, call.program.output_types)
 
         @wraps(self._function)
         def run(*args: Any) -> Any:

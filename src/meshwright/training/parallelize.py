@@ -354,7 +354,7 @@ class Parallelized:
 
 def _taken(plan: PlanData, traced: Traced) -> Plan:
     """A plan that the user gives, for a function."""
-    types = traced.call.jaxpr.in_avals
+    types = traced.call.program.input_types
     taken = [t for t in plan.arguments if t.role != "static"]
     if len(taken) != len(types):
         raise ShardingError(

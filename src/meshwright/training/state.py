@@ -6,7 +6,6 @@ from itertools import chain, repeat
 from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwright.errors import ShardingError
@@ -61,7 +60,7 @@ def create_state(init: Callable[..., T], *args: Any, like: Parallelized, example
             f"create_state: example is a {type(example).__name__}; give a tuple of {like.__name__}'s other arguments"
         )
     call = call_abstractly(init, args, keeps_numbers=True)
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in call.jaxpr.out_avals]
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in call.program.output_types]
     plan = like.last_plan
     if example or plan is None:
         if not example:
@@ -108,7 +107,7 @@ def _make_on(mesh: Any, call: Call, args: Sequence[Any], parts: Sequence[_Part])
     """The parts of a call's results that are on one mesh, by result and first layer."""
 
     def some(*args: Any) -> list[Any]:
-        results = jaxpr_as_fun(call.jaxpr)(*args)
+        results = call.program.run(args)
         return [_rows(results[i], rows) for i, rows, _ in parts]
 
     names = [(i, rows.start) for i, rows, _ in parts]

@@ -16,7 +16,7 @@ def vector(*shape, dtype=jnp.float32):
 
 
 def names(call):
-    return [eqn.primitive.name for eqn in call.jaxpr.jaxpr.eqns]
+    return [operation.name for operation in call.program.operations]
 
 
 def test_leaves_that_are_not_arrays_are_kept_as_they_are():

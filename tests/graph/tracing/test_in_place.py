@@ -35,7 +35,7 @@ def test_an_update_in_place_that_is_returned_is_fine():
         value = update(state, batch)
         return state, value
 
-    assert len(call_abstractly(step, (W, X)).jaxpr.out_avals) == 3
+    assert len(call_abstractly(step, (W, X)).program.outputs) == 3
 
 
 def test_a_copy_of_what_was_changed_may_come_back():
@@ -43,7 +43,7 @@ def test_a_copy_of_what_was_changed_may_come_back():
         value = update(state, batch)
         return {"w": state["w"] * 1.0, "n": state["n"] + 0}, value
 
-    assert len(call_abstractly(step, (W, X)).jaxpr.out_avals) == 3
+    assert len(call_abstractly(step, (W, X)).program.outputs) == 3
 
 
 def test_a_batch_may_be_prepared_in_its_own_dict():
@@ -53,7 +53,7 @@ def test_a_batch_may_be_prepared_in_its_own_dict():
         batch.pop("unused", None)
         return loss(state, batch)
 
-    assert "div" in [eqn.primitive.name for eqn in call_abstractly(evaluate, (W, X)).jaxpr.jaxpr.eqns]
+    assert "div" in [one.name for one in call_abstractly(evaluate, (W, X)).program.operations]
 
 
 @pytest.mark.parametrize("transform", [jax.grad, jax.jit, jax.checkpoint], ids=lambda t: t.__name__)
@@ -65,4 +65,4 @@ def test_what_a_function_inside_leaves_in_an_argument_is_of_no_use_to_the_caller
 
         return transform(inside)(state["w"])
 
-    assert len(call_abstractly(step, (W, X)).jaxpr.out_avals) == 1
+    assert len(call_abstractly(step, (W, X)).program.outputs) == 1

@@ -8,7 +8,8 @@ from jax import lax
 from meshwright.graph.tracing.call import call_abstractly
 from meshwright.program.program import UNPLANNED
 from meshwright.runtime.microbatches.cut_operations import Cut
-from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.cut_step import CutStep
+from meshwright.runtime.microbatches.part_loop import in_loop
 from tests.generator.train_steps import draw_train_step
 
 
@@ -60,5 +61,5 @@ def test_a_region_is_that_of_a_part_in_loops_branches_and_checkpoints():
     assert named(loop.regions[0]) <= named(original.regions[0])
     assert {"cond", "tanh", "select_n"} <= {name for _, name in named(loop.regions[0])}
     leaves = jax.tree.leaves((x, x, w, True))
-    for one, expected in zip(jax.jit(step.run)(leaves), jax.jit(layers)(x, x, w, True), strict=True):
+    for one, expected in zip(jax.jit(in_loop(step).program.run)(leaves), jax.jit(layers)(x, x, w, True), strict=True):
         assert jnp.allclose(one, expected, atol=1e-5)

@@ -4,7 +4,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, wraps
+from functools import wraps
 from itertools import chain, count
 from typing import Any
 
@@ -73,23 +73,19 @@ class Leaves:
 
 @dataclass(frozen=True)
 class Call:
-    """A function as JAX sees it: a closed jaxpr from the arrays of the arguments to the arrays of the results."""
+    """A function as JAX sees it: a program from the arrays of the arguments to the arrays of the results."""
 
-    jaxpr: Any
+    program: Program
     arguments: Leaves
     results: Leaves
-
-    @cached_property
-    def program(self) -> Program:
-        """The same as a program, whose ids plans refer to."""
-        return Program.of(self.jaxpr)
 
     @property
     def types(self) -> list[Any]:
         """The types of the arguments' arrays."""
         import jax
 
-        return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in self.jaxpr.in_avals]
+        kinds = self.program.input_types
+        return [jax.ShapeDtypeStruct(kind.shape, kind.dtype, weak_type=kind.weak_type) for kind in kinds]
 
 
 def call_abstractly(
@@ -125,7 +121,7 @@ def call_abstractly(
     else:
         assert failure is not None
         raise TraceError(_trace_failure(function, failure, cluster)) from failure
-    return replace(call, jaxpr=pair_counted_indices(call.jaxpr))
+    return call
 
 
 def _call(
@@ -150,11 +146,11 @@ def _call(
         return arrays_made
 
     types = arguments.bare.fill([_type(array, path) for array, path in zip(arrays, arguments.paths, strict=True)])
-    jaxpr = with_single_conditions(jax_compat.trace(of_arrays, types))
+    closed = with_single_conditions(jax_compat.trace(of_arrays, types))
     if changed:
         check_returned(lambda *args: (of_arrays(*args), changed), types, _name(function), names)
     assert results is not None
-    return Call(jaxpr, arguments, results)
+    return Call(Program.of(pair_counted_indices(closed)), arguments, results)
 
 
 def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = None) -> tuple[Leaves, list[Any]]:

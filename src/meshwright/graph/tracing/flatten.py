@@ -144,7 +144,7 @@ class Flat:
         program: Program,
         names: Names,
         given: Mapping[int, Any] | None = None,
-        seen: Mapping[str, float] | None = None,
+        seen: Mapping[int, float] | None = None,
     ):
         self.names = names
         shapes = [getattr(program.types[v], "shape", ()) for v in program.inputs]
@@ -268,7 +268,7 @@ class Flat:
         self._region(condition, [*ins[:num_cond], *carry], trips * count)
         made = self._region(body, [*ins[num_cond : num_cond + num_body], *carry], trips * count)
         self._tie(made, carry, trips * count, start)
-        self.whiles.append(While(*self.loops[-1], count, known, operation.source))
+        self.whiles.append(While(*self.loops[-1], count, known, operation.source, operation.id))
         return carry
 
     def _cond(self, operation: Operation, ins: list[int], scope: int, trips: float) -> Sequence[int]:

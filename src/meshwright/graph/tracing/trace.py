@@ -16,7 +16,6 @@ from meshwright.graph.tracing.call import Call, Leaves, call_abstractly
 from meshwright.graph.tracing.flatten import Flat, Names
 from meshwright.graph.tracing.garbage import collector_paused
 from meshwright.hardware import Cluster
-from meshwright.rules.base import GIVEN
 
 _MOST_GIVEN = 2**24  # integers of an argument of which a copy is kept; 64 MB
 
@@ -62,7 +61,7 @@ def of_call(
     function: Callable[..., Any],
     cluster: Cluster | None,
     given: Mapping[int, NDArray[np.integer]] | None = None,
-    before: Graph | None = None,
+    seen: Mapping[int, float] | None = None,
 ) -> Traced:
     """A function that is traced already, with its flat graph.
 
@@ -71,9 +70,9 @@ def of_call(
         function: The function.
         cluster: The cluster that it was traced for.
         given: Arguments of integers that were given as arrays, by number.
-        before: The graph before the program was changed, whose loops run as often.
+        seen: How often `while` loops ran in the program before a pass changed it, by their ids, where that followed
+            from the given arguments.
     """
-    seen = {loop.source: loop.trips for loop in (before.whiles if before else ()) if loop.known == GIVEN}
     flat = Flat(call.program, Names(), given, seen)
     flat.look_into_tables()
     return Traced(_graph(flat, call.arguments, call.results), call, function, cluster)

@@ -24,7 +24,7 @@ _SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 def trips_of(
-    region: Program, loop: Operation, arguments: Mapping[int, Any], seen: Mapping[str, float]
+    region: Program, loop: Operation, arguments: Mapping[int, Any], seen: Mapping[int, float]
 ) -> tuple[float, str]:
     """How often a loop runs, and how that is known.
 
@@ -32,7 +32,7 @@ def trips_of(
         region: The program that runs it.
         loop: The loop.
         arguments: The contents of the region's inputs, where they are known.
-        seen: Trips that followed from arguments before the program was changed, by where the user wrote the loop.
+        seen: Trips that followed from arguments before the program was changed, by the id of the loop.
     """
     condition, num_cond = loop.regions[0], loop.equation.params["cond_nconsts"]
     conjuncts = list(_conjuncts(condition, condition.outputs[0]))
@@ -41,7 +41,7 @@ def trips_of(
         with suppress(_NotKnown):
             found.append(_counted(region, loop, num_cond, conjunct, arguments))
     if not found:
-        return (seen[loop.source], GIVEN) if loop.source in seen else (1.0, UNKNOWN)
+        return (seen[loop.id], GIVEN) if loop.id in seen else (1.0, UNKNOWN)
     trips, from_arguments = min(found)
     if len(conjuncts) > 1:
         return trips, AT_MOST

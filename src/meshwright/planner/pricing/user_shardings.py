@@ -1,6 +1,6 @@
 """Holds plans to the shardings that the user wrote: checks them, and keeps the strategies that they allow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -107,28 +107,19 @@ def differing(graph: Graph) -> list[str]:
     return list(found)
 
 
-def call_remarks(jaxpr: Any) -> list[str]:
-    """Says which shardings are not followed: those that `jax.jit` was given inside of the planned function."""
-    found = dict.fromkeys((eqn.params.get("name"), jax_compat.source_line(eqn)) for eqn in _sharded_calls(jaxpr))
+def call_remarks(calls: Iterable[Any]) -> list[str]:
+    """Says which shardings are not followed: those that `jax.jit` was given inside of the planned function.
+
+    Args:
+        calls: The equations of these calls.
+    """
+    found = dict.fromkeys((eqn.params.get("name"), jax_compat.source_line(eqn)) for eqn in calls)
     return [
         f"The in_shardings and out_shardings of jax.jit({name}){f', called at {line},' if line else ''} are not "
         "followed. Fix arguments and results of the planned function by mw.Auto(fix={path: P(…)}), and values inside "
         "of it by jax.lax.with_sharding_constraint."
         for name, line in found
     ]
-
-
-def _sharded_calls(jaxpr: Any) -> Iterator[Any]:
-    """Every call of a function that `jax.jit` was given shardings for, inside of others too."""
-    seen, waiting = {id(jaxpr)}, [jaxpr]
-    while waiting:
-        for eqn in waiting.pop().eqns:
-            given = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
-            if any(hasattr(sharding, "spec") for sharding in given):
-                yield eqn
-            new = [inner for inner in jax_compat.inner_jaxprs(eqn) if id(inner) not in seen]
-            seen.update(map(id, new))
-            waiting += new
 
 
 def _places(graph: Graph) -> list[tuple[Signature, int]]:

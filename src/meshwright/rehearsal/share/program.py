@@ -48,12 +48,12 @@ class Share:
     def of(cls, plan: PlanData, traced: Traced) -> "Share":
         """The share of a plan of a traced function."""
         taken, made = (tuple(t for t in side if t.role != "static") for side in (plan.arguments, plan.results))
-        closed, program, device = traced.call.jaxpr, traced.call.program, OneShare(plan)
-        check_types(taken, closed.in_avals)
-        check_types(made, closed.out_avals)
+        program, device = traced.call.program, OneShare(plan)
+        check_types(taken, program.input_types)
+        check_types(made, program.output_types)
         types = tuple(
             jax.ShapeDtypeStruct(local_shape(a.shape, t.spec, plan.mesh.shape), a.dtype, weak_type=a.weak_type)
-            for a, t in zip(closed.in_avals, taken, strict=True)
+            for a, t in zip(program.input_types, taken, strict=True)
         )
 
         def run(*leaves: Any) -> list[Any]:

@@ -146,7 +146,7 @@ def verify_stages(
 
 def staged_program(plan: PlanData, traced: Traced, devices: Sequence[Any] | None) -> PipelineProgram:
     """The stages of a plan on devices, which need not be there: a program to examine, not to call."""
-    check_types(_taken(plan), traced.call.jaxpr.in_avals)
+    check_types(_taken(plan), traced.call.program.input_types)
     donated = frozenset(i for i, t in enumerate(_taken(plan)) if t.donated)
     traced = replace(traced, graph=replace(traced.graph, donated=donated | traced.graph.donated))
     return PipelineProgram(plan, traced, [_batch(plan, traced)], devices, is_whole=True)

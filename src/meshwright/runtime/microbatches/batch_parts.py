@@ -47,19 +47,17 @@ class TooLate(Exception):
 
 @dataclass(frozen=True)
 class Body:
-    """A checkpoint or loop some of whose operands are split.
+    """A loop some of whose operands are split.
 
     Attributes:
         analysis: The analysis of its body.
-        is_loop: Whether it is a loop.
-        num_consts: A loop's first inputs are the same in all trips.
+        num_consts: Its first inputs are the same in all trips.
         num_carry: The next ones are its carry; the rest are scanned along their first dim.
     """
 
     analysis: "Analysis"
-    is_loop: bool
-    num_consts: int = 0
-    num_carry: int = 0
+    num_consts: int
+    num_carry: int
 
     def carry_key(self, place: int) -> tuple[int, int | None]:
         """A trip's result for a position of the carry; if it is alike for all parts, it is cut like the carry."""
@@ -70,10 +68,10 @@ class Body:
 
 @dataclass(frozen=True)
 class Branches:
-    """A conditional some of whose operands are split.
+    """A conditional or a checkpoint some of whose operands are split.
 
     Attributes:
-        analyses: The analysis of each branch.
+        analyses: The analysis of each branch, or of the checkpoint's body.
         results: The status of each result, whichever branch computes it.
     """
 
@@ -94,7 +92,7 @@ class Analysis:
         status: The status of each value.
         known: Values that are one and the same number throughout.
         forms: By unit, how it runs on parts.
-        bodies: By unit, the body of a checkpoint or loop, or the branches of a conditional, that run on parts.
+        bodies: By unit, the body of a loop, or of a checkpoint or the branches of a conditional, that run on parts.
         culprit: The first unit whose results are known only when all parts have run.
     """
 
@@ -137,6 +135,9 @@ class Analysis:
         given = [self.status[v] for v in unit.inputs]
         late = [i for i, s in enumerate(given) if s == WHOLE or s in REDUCING]
         split = any(isinstance(s, int) for s in given)
+        if self.cut.count == 1:  # a part that is the whole batch may do anything but print, which is done once a step
+            waits = bool(unit.equation.effects) or (bool(late) and not split)
+            return [WHOLE if waits else 0 if split else ALIKE] * len(unit.outputs)
         if unit.equation.effects and not (self.top and not unit.outputs and unit.name in PRINTING):
             raise CannotCut(f"{unit} has side effects, which would happen once for each part")
         if unit.equation.effects:
@@ -150,10 +151,8 @@ class Analysis:
             return [ALIKE] * len(unit.outputs)
         if unit.name == SCAN:
             return self._scan(number, unit, given)
-        if unit.name == COND:
-            return self._cond(number, unit, given)
-        if unit.is_checkpoint and unit.regions:
-            return self._checkpoint(number, unit, given)
+        if unit.name == COND or (unit.is_checkpoint and unit.regions):
+            return self._branches(number, unit, given)
         form = self.forms[number] = form_of(unit, given, self.cut, self.is_zero(unit.inputs[0]))
         return list(form.results)
 
@@ -210,7 +209,7 @@ class Analysis:
                 raise CannotCut(f"{unit} adds up float16 from trip to trip, where sums of parts may overflow")
             stays = {i for i in zero if joined[i] == "sum"}
             if joined == carry and stays == zero:
-                self.bodies[number] = Body(inner, True, num_consts, num_carry)
+                self.bodies[number] = Body(inner, num_consts, num_carry)
                 return [*carry, *(s + 1 if isinstance(s, int) else s for s in inner.results()[num_carry:])]
             carry, zero = joined, stays
 
@@ -226,10 +225,12 @@ class Analysis:
             return before
         raise CannotCut(f"{unit} carries a value that is known only after the whole batch has run")
 
-    def _cond(self, number: int, unit: Operation, given: list[Status]) -> list[Status]:
-        """The statuses of a conditional's results; its first operand, the branch's number, is alike for all parts."""
-        known = {i: self.known[v] for i, v in enumerate(unit.inputs[1:]) if v in self.known}
-        analyses = [self._inside(unit, branch, given[1:], known) for branch in unit.regions]
+    def _branches(self, number: int, unit: Operation, given: list[Status]) -> list[Status]:
+        """The statuses of the results of a conditional, the number of whose branch is alike for all parts, or of a
+        checkpoint."""
+        first = unit.num_choosing
+        known = {i: self.known[v] for i, v in enumerate(unit.inputs[first:]) if v in self.known}
+        analyses = [self._inside(unit, branch, given[first:], known) for branch in unit.regions]
         results = [self._either(analyses, place, unit) for place in range(len(unit.outputs))]
         self.bodies[number] = Branches(analyses, results)
         return results
@@ -247,12 +248,6 @@ class Analysis:
         if split or not (isinstance(other, int) or (other == "sum" and all(zeros))):
             raise CannotCut(f"{unit} has branches whose results depend on the batch in different ways")
         return other
-
-    def _checkpoint(self, number: int, unit: Operation, given: list[Status]) -> list[Status]:
-        known = {i: self.known[v] for i, v in enumerate(unit.inputs) if v in self.known}
-        inner = self._inside(unit, unit.regions[0], given, known)
-        self.bodies[number] = Body(inner, False)
-        return inner.results()
 
     def _inside(self, unit: Operation, program: Program, given: list[Status], known: Mapping[int, Any]) -> "Analysis":
         """The analysis of a jaxpr that is one unit."""

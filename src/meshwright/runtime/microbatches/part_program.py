@@ -84,8 +84,7 @@ class PartProgram:
     def keys(self) -> list[Key]:
         """The values that must be given, in order; constants are known, as long as they are not cut."""
         known = self.analysis.program.constants
-        keys = ((v, d) for v, dims in self.entering.items() for d in dims if d is not None or v not in known)
-        return sorted(keys, key=lambda key: (key[0], str(key[1])))
+        return _in_order((v, d) for v, dims in self.entering.items() for d in dims if d is not None or v not in known)
 
     @property
     def reads_index(self) -> bool:
@@ -116,11 +115,9 @@ class PartProgram:
     def _unit(self, number: int, unit: Operation) -> None:
         body = self.analysis.bodies.get(number)
         if isinstance(body, Branches):
-            self._branches(unit, body)
-            return
+            return self._branches(unit, body)
         if body is not None:
-            self._body(unit, body)
-            return
+            return self._loop(unit, body)
         for value in unit.outputs:
             for dim in sorted(d for d in self.entering[value] if d is not None):
                 if dim in self.entering[value]:  # not computed yet along with another result
@@ -163,23 +160,23 @@ class PartProgram:
         for key in ins:
             self._want(key)
 
-    def _body(self, unit: Operation, body: Body) -> None:
-        """Adds a checkpoint or loop; its alike results may be wanted cut."""
+    def _loop(self, unit: Operation, body: Body) -> None:
+        """Adds a loop; its alike results may be wanted cut."""
         results: dict[Key, Key] = {}
         for place, (value, made) in enumerate(zip(unit.outputs, body.analysis.program.outputs, strict=True)):
             is_carry, early = place < body.num_carry, value in self.analysis.early
             for dim in sorted(d for d in self.entering[value] if d is not None):
-                if early or (body.is_loop and (is_carry or dim == 0)):
+                if early or is_carry or dim == 0:
                     self._take((value, dim))
                 else:
-                    results[value, dim] = (made, dim - 1 if body.is_loop else dim)
+                    results[value, dim] = (made, dim - 1)
             if None in self.entering[value] and value not in self.outside:
                 results[value, None] = body.carry_key(place) if is_carry else (made, None)
         if results:
-            self._add((_Loop if body.is_loop else _Checkpoint)(unit, body, results, self))
+            self._add(_Loop(unit, body, results, self))
 
     def _branches(self, unit: Operation, body: Branches) -> None:
-        """Adds a conditional; its alike results may be wanted cut."""
+        """Adds a conditional or a checkpoint; its alike results may be wanted cut."""
         results: dict[Key, list[Key]] = {}
         for place, value in enumerate(unit.outputs):
             for dim in sorted(d for d in self.entering[value] if d is not None):
@@ -190,7 +187,7 @@ class PartProgram:
             if None in self.entering[value] and value not in self.outside:
                 results[value, None] = [body.result_key(branch, place) for branch in range(len(body.analyses))]
         if results:
-            self._add(_Conditional(unit, body, results))
+            self._add(_Branches(unit, body, results))
 
     def _add(self, step: PartStep) -> None:
         self.steps.append(step)
@@ -312,28 +309,8 @@ class _Loop:
         part.numbers.update(zip(self.stacked, loop.outputs[num_carry:], strict=True))
 
 
-class _Checkpoint:
-    """Runs a checkpoint on a part."""
-
-    def __init__(self, unit: Operation, body: Body, results: dict[Key, Key], around: PartProgram):
-        self.unit, self.results, self.outs = unit, results, list(results)
-        inner = body.analysis.program
-        self.program = PartProgram(body.analysis, results.values(), cut_outside=inner.inputs)
-        self.reads_index = self.program.reads_index
-        self.given = self.program.keys
-        self.ins: list[Key] = [(unit.inputs[v], d) for v, d in self.given]
-
-    def write(self, part: Writing) -> None:
-        index = [INDEX] if self.reads_index else []
-        operands = [*index, *self.ins]
-        body = self.program.written([*index, *self.given], list(map(part.dtype, operands)), self.results.values())
-        again = with_regions(part.program, self.unit, [body], list(map(part.number, operands)))
-        part.program.operations.append(again)
-        part.numbers.update(zip(self.results, again.outputs, strict=True))
-
-
-class _Conditional:
-    """Runs one branch of a conditional on a part."""
+class _Branches:
+    """Runs a conditional, of which one branch runs, or a checkpoint on a part."""
 
     def __init__(self, unit: Operation, body: Branches, results: dict[Key, list[Key]]):
         self.unit, self.outs = unit, list(results)
@@ -343,22 +320,28 @@ class _Conditional:
             for analysis, keys in zip(body.analyses, self.made, strict=True)
         ]
         self.reads_index = any(program.reads_index for program in self.programs)
-        self.given = sorted({key for program in self.programs for key in program.keys}, key=str)
-        self.ins: list[Key] = [(unit.inputs[0], None), *((unit.inputs[1 + v], d) for v, d in self.given)]
+        self.given = _in_order({key for program in self.programs for key in program.keys})
+        self.first: list[Key] = [(value, None) for value in unit.inputs[: unit.num_choosing]]
+        self.ins = [*self.first, *((unit.inputs[unit.num_choosing + v], d) for v, d in self.given)]
 
     def write(self, part: Writing) -> None:
         unit, index = self.unit, [INDEX] if self.reads_index else []
-        operands, inputs = [*index, *self.ins[1:]], [*index, *self.given]
+        operands, inputs = [*index, *self.ins[len(self.first) :]], [*index, *self.given]
         dtypes = list(map(part.dtype, operands))
         pairs = zip(self.programs, self.made, strict=True)
         branches = [program.written(inputs, dtypes, keys) for program, keys in pairs]
         for made in zip(*([branch.types[n] for n in branch.outputs] for branch in branches), strict=True):
             _check_alike(unit, made)
-        kept = (), (), [unit.result_ids[unit.outputs.index(value)] for value, _ in self.outs]
-        read = list(map(part.number, [self.ins[0], *operands]))
+        ids = dict(zip(unit.outputs, unit.result_ids, strict=False))  # a checkpoint has none for its results
+        kept = (), (), [ids[value] for value, _ in self.outs if value in ids]
+        read = list(map(part.number, [*self.first, *operands]))
         chosen = with_regions(part.program, unit._replace(kept_ids=kept), branches, read)
         part.program.operations.append(chosen)
         part.numbers.update(zip(self.outs, chosen.outputs, strict=True))
+
+
+def _in_order(keys: Iterable[Key]) -> list[Key]:
+    return sorted(keys, key=lambda key: (key[0], str(key[1])))
 
 
 def _check_alike(unit: Operation, kinds: Sequence[Any]) -> None:

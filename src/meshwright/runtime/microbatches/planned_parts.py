@@ -10,7 +10,9 @@ from meshwright.graph.tracing.garbage import collector_paused
 from meshwright.graph.tracing.trace import of_call
 from meshwright.hardware import Cluster
 from meshwright.plans.plan import PlanData
-from meshwright.runtime.microbatches.microbatches import cut_call
+from meshwright.program.numbering import Changed
+from meshwright.rules.base import GIVEN
+from meshwright.runtime.microbatches.microbatches import in_microbatches
 from meshwright.runtime.recomputation.policies import AS_WRITTEN
 from meshwright.runtime.recomputation.recomputed import recomputed
 
@@ -27,13 +29,10 @@ def cut_traced(traced: Traced, batch: Sequence[int], count: int) -> Traced:
         ShardingError: The batch does not divide into so many parts.
         CannotCut: The numbers would change.
     """
-    whole = traced.graph
     with collector_paused():
-        call = cut_call(traced.call, batch, count, traced.cluster)
-        parts = of_call(call, traced.function, traced.cluster, before=whole)
-    graph = replace(parts.graph, donated=whole.donated, state=whole.state)
-    graph = replace(graph, microbatches=count, batch_argnums=tuple(batch), recompute=whole.recompute)
-    return replace(parts, graph=graph, given=traced.given, written=traced.written or traced.graph)
+        parts = _of_changed(traced, in_microbatches(traced.call, batch, count, traced.cluster))
+    graph = replace(parts.graph, microbatches=count, batch_argnums=tuple(batch), recompute=traced.graph.recompute)
+    return replace(parts, graph=graph)
 
 
 def traced_as_planned(plan: PlanData, traced: Traced) -> Traced:
@@ -57,9 +56,17 @@ def recomputing(traced: Traced, word: str) -> Traced:
     if word == AS_WRITTEN:
         return traced
     with collector_paused():
-        whole, call = traced.graph, recomputed(traced.call, word)
-        new = of_call(call, traced.function, traced.cluster, traced.given, whole)
-    graph = replace(new.graph, donated=whole.donated, state=whole.state, recompute=word)
+        new = _of_changed(traced, recomputed(traced.call.program, word))
+    return replace(new, graph=replace(new.graph, recompute=word))
+
+
+def _of_changed(traced: Traced, changed: Changed) -> Traced:
+    """A traced step of which a pass has made another program: its state and its loops are what they were."""
+    trips = {loop.id: loop.trips for loop in traced.graph.whiles if loop.known == GIVEN}
+    seen = {new: trips[old] for new, old in changed.former.items() if old in trips}
+    call = replace(traced.call, program=changed.program)
+    new = of_call(call, traced.function, traced.cluster, traced.given, seen)
+    graph = replace(new.graph, donated=traced.graph.donated, state=traced.graph.state)
     return replace(new, graph=graph, given=traced.given, written=traced.written or traced.graph)
 
 
@@ -69,7 +76,7 @@ def call_as_planned(
     """A function of the whole batch as JAX sees it, changed as its plan says."""
     call = call_abstractly(function, args, cluster)
     if plan.recompute != AS_WRITTEN:
-        call = recomputed(call, plan.recompute)
+        call = replace(call, program=recomputed(call.program, plan.recompute).program)
     if plan.microbatches == 1:
         return call
-    return cut_call(call, plan.batch_argnums, plan.microbatches, cluster)
+    return replace(call, program=in_microbatches(call, plan.batch_argnums, plan.microbatches, cluster).program)

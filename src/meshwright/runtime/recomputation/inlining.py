@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshwright import jax_compat
+from meshwright.program.parts import Moving
 from meshwright.program.program import Operation, Program
 
 
@@ -56,19 +57,12 @@ class _Merging:
     def _region(self, checkpoint: Operation) -> list[Operation]:
         """The operations of a checkpoint, on values of the program around it."""
         (body,) = checkpoint.regions
-        numbers = dict(zip(body.inputs, checkpoint.inputs, strict=True))
-        for number, value in body.constants.items():
-            numbers[number] = self.program.add_constant(value, body.types[number])
+        moving = Moving(body, self.program, dict(zip(body.inputs, checkpoint.inputs, strict=True)))
         kept: list[Operation] = []
-        for operation in body.operations:
-            numbers.update((value, self.program.add_value(body.types[value])) for value in operation.outputs)
-            inputs, outputs = (tuple(numbers[v] for v in side) for side in (operation.inputs, operation.outputs))
-            moved = operation._replace(inputs=inputs, outputs=outputs)
-            kept += self._inlined(moved, (*checkpoint.calls, checkpoint.equation), inside=True)
-        self.same.update(
-            (outer, self.same.get(numbers[inner], numbers[inner]))
-            for outer, inner in zip(checkpoint.outputs, body.outputs, strict=True)
-        )
+        for operation in map(moving.operation, body.operations):
+            kept += self._inlined(operation, (*checkpoint.calls, checkpoint.equation), inside=True)
+        made = map(moving.number, body.outputs)
+        self.same.update((outer, self.same.get(new, new)) for outer, new in zip(checkpoint.outputs, made, strict=True))
         return kept
 
     def _key(self, operation: Operation) -> Hashable | None:

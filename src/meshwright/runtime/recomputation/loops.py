@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.program.parts import part_of
-from meshwright.program.program import SCAN, Operation, Program
+from meshwright.program.parts import Moving, part_of
+from meshwright.program.program import SCAN, UNPLANNED, Operation, Program
 from meshwright.program.regions import with_regions
 from meshwright.runtime.recomputation.inlining import without_checkpoints
 from meshwright.runtime.recomputation.layers import Layers, is_heavy, one_layer
@@ -61,15 +61,20 @@ def recompute_trips(program: Program, first: int, second: int, keep: Keep) -> No
         [*pair.returned[: ahead.num_carry], *(pair.returned[ahead.num_carry + n] for n in elsewhere), *trip.stacked],
     )
     made = [*ahead.outputs[: ahead.num_carry], *(ahead.outputs[ahead.num_carry + n] for n in elsewhere), *stacks]
-    loop = with_regions(program, ahead, [body], ahead.inputs, (ahead.num_consts, ahead.num_carry), made)
+    results = [*(ahead.result_ids[n] for n in elsewhere), *(UNPLANNED for _ in stacks)]
+    same = ahead._replace(kept_ids=(ahead.carry_ids, ahead.slice_ids, results))
+    loop = with_regions(program, same, [body], ahead.inputs, (ahead.num_consts, ahead.num_carry), made)
     consts, xs = [*pair.own_consts, *trip.shared], [*pair.own_slices, *trip.slices, *trip.stacked]
     read = [*consts, *pair.gradients, *xs]
     outside = dict(zip(pair.joint.inputs, ahead.inputs, strict=True)) | pair.outside
     outside |= dict(zip(trip.stacked, stacks, strict=True))
     body = part_of(pair.joint, read, trip.operations, trip.outputs)
     operands, counts = [outside[value] for value in read], (len(consts), len(pair.gradients))
+    ids = dict(zip(_slices(behind), behind.slice_ids, strict=True))
+    slices = [ids.get(outside[value], UNPLANNED) for value in xs]
+    same = behind._replace(kept_ids=(behind.carry_ids, slices, behind.result_ids))
     program.operations[first] = loop
-    program.operations[second] = with_regions(program, behind, [body], operands, counts, behind.outputs)
+    program.operations[second] = with_regions(program, same, [body], operands, counts, behind.outputs)
 
 
 @dataclass(frozen=True)
@@ -118,14 +123,9 @@ def _joined(ahead: Operation, behind: Operation) -> _Pair:
             numbers[inner] = joint.add_value(body.types[inner])
             own[which].append(numbers[inner])
             outside[numbers[inner]] = value
-    for number, value in body.constants.items():
-        numbers[number] = joint.add_constant(value, body.types[number])
-    first = list(joint.operations)
-    for operation in body.operations:
-        numbers.update((value, joint.add_value(body.types[value])) for value in operation.outputs)
-        read, made = (tuple(numbers[v] for v in side) for side in (operation.inputs, operation.outputs))
-        joint.operations.append(operation._replace(inputs=read, outputs=made))
-    joint.outputs[:] = [numbers[value] for value in body.outputs]
+    first, moving = list(joint.operations), Moving(body, joint, numbers)
+    joint.operations.extend(map(moving.operation, body.operations))
+    joint.outputs[:] = map(moving.number, body.outputs)
     joint = without_checkpoints(joint)
     carried = [*joint.inputs][ahead.num_consts : ahead.num_consts + ahead.num_carry]
     layers = one_layer(joint, len(first), returned[: ahead.num_carry])

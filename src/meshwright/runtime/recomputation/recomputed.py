@@ -5,13 +5,12 @@ that `jax.checkpoint` has in a program, so all that reads a program knows it.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from meshwright.graph.phases import BACKWARD, FORWARD, PHASES
-from meshwright.graph.tracing.call import Call
-from meshwright.program.as_jaxpr import as_jaxpr
+from meshwright.program.numbering import Changed, numbered, unchanged
 from meshwright.program.program import SCAN, Operation, Program
 from meshwright.program.regions import with_regions
 from meshwright.runtime.recomputation.inlining import without_checkpoints
@@ -21,22 +20,27 @@ from meshwright.runtime.recomputation.policies import LEVELS, NONE, Deciding, Re
 from meshwright.runtime.recomputation.unrolled import recompute_layers
 
 
-def recomputed(call: Call, policy: str) -> Call:
-    """A traced call whose backward pass computes again what a policy does not keep.
+def recomputed(program: Program, policy: str) -> Changed:
+    """A program whose backward pass computes again what a policy does not keep.
 
     Args:
-        call: The call; the same object is returned where it has no backward pass.
+        program: The program; it stays the same object where it has no backward pass.
         policy: The policy, as in `policies.py`. Kinds and places of one that names any are those of the program without
             its own checkpoints.
     """
-    if not _has_both_passes(call.program):
-        return call
-    if policy.partition(":")[0] not in LEVELS or "|" in policy:
-        call = recomputed(call, NONE)
+    if not _has_both_passes(program):
+        return unchanged(program)
+    if policy.partition(":")[0] in LEVELS and "|" not in policy:
+        return _recomputed(program, policy)
+    plain = _recomputed(program, NONE)
+    return _recomputed(plain.program, policy).after(plain)
+
+
+def _recomputed(program: Program, policy: str) -> Changed:
     deciding = Deciding(policy)
-    program = _region(call.program, deciding)
+    region = _region(program, deciding)
     deciding.check_count()
-    return replace(call, jaxpr=as_jaxpr(program, call.jaxpr))
+    return numbered(region)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from meshwright import jax_compat
-from meshwright.program.as_jaxpr import as_jaxpr
 from meshwright.program.parts import part_of
 from meshwright.program.program import UNPLANNED, Operation, Program
+from meshwright.program.regions import with_regions
 
 
 def slice_to(
@@ -48,9 +48,9 @@ def recomputation(
     """
     again = [one._replace(equation=jax_compat.as_recomputed(one.equation, one.stack), calls=()) for one in operations]
     part = part_of(program, inputs, again, outputs)
-    new = {value: program.add_value(program.types[value]) for value in outputs}
-    equation = jax_compat.recomputing(lambda like: as_jaxpr(part, like), operations[0].equation, prevent_cse)
-    return Operation(UNPLANNED, equation, tuple(inputs), tuple(new.values())), new
+    like = Operation(UNPLANNED, jax_compat.backward_checkpoint(operations[0].equation, prevent_cse), (), ())
+    made = with_regions(program, like, [part], inputs)
+    return made, dict(zip(outputs, made.outputs, strict=True))
 
 
 def host_copy(program: Program, value: int, after: Operation) -> tuple[Operation, Operation]:

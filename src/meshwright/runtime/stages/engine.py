@@ -21,8 +21,7 @@ from jax.sharding import NamedSharding
 from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.runtime.cpu_turns import in_turn
-from meshwright.runtime.microbatches.microbatches import CutStep
-from meshwright.runtime.microbatches.one_part import OnePart
+from meshwright.runtime.microbatches.cut_step import CutStep
 from meshwright.runtime.microbatches.part import Key
 from meshwright.runtime.stages.bound import WAIT, Bound, Move, wait
 from meshwright.runtime.stages.compiling import compile_programs
@@ -72,7 +71,7 @@ class Engine:
         self,
         plan: PlanData,
         assignment: Assignment,
-        steps: Sequence[CutStep | OnePart],
+        steps: Sequence[CutStep],
         devices: Sequence[StageDevices],
         ops: Sequence[dict[int, OpPlan]],
         is_whole: bool = False,

@@ -17,8 +17,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.runtime import interrupts
 from meshwright.runtime.cpu_turns import put_in_turn
 from meshwright.runtime.microbatches.cut_operations import CannotCut, Cut
-from meshwright.runtime.microbatches.microbatches import CutStep
-from meshwright.runtime.microbatches.one_part import OnePart
+from meshwright.runtime.microbatches.cut_step import CutStep
 from meshwright.runtime.spmd import Strange, check_types
 from meshwright.runtime.stages.cutting.assignment import assign
 from meshwright.runtime.stages.cutting.layer_loops import SplitStep, split_layers
@@ -62,7 +61,7 @@ class PipelineProgram:
         self._is_compiled = False
         stages = stage_devices(plan, devices)
         taken = [t for t in plan.arguments if t.role != "static"]
-        check_types(taken, traced.call.jaxpr.in_avals)
+        check_types(taken, traced.call.program.input_types)
         self._split, steps = _cut(plan, traced, batch)
         self._printing = Printing(self._split.program)
         counts = _counts(plan)
@@ -73,7 +72,7 @@ class PipelineProgram:
         self.shardings = [s for s, tensor in zip(shardings, plan.arguments, strict=True) if tensor.role != "static"]
         self._state = dict(traced.graph.state)
         self._types, self._paths = [(tuple(t.shape), t.dtype) for t in taken], [t.path for t in taken]
-        self._names = {x.dtype: str(x.dtype) for x in traced.call.jaxpr.in_avals}  # NumPy takes long to write them
+        self._names = {x.dtype: str(x.dtype) for x in traced.call.program.input_types}  # NumPy takes long to write them
 
     def __call__(self, *args: Any) -> Any:
         try:
@@ -177,7 +176,7 @@ def _counts(plan: PlanData) -> list[int]:
     return [plan.pipeline.num_microbatches * stage.mesh.sizes[0] for stage in plan.stages]
 
 
-def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitStep, dict[int, CutStep | OnePart]]:
+def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitStep, dict[int, CutStep]]:
     """The step with its loops over layers split, and cut into each number of parts.
 
     Raises:
@@ -192,7 +191,8 @@ def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitSte
         given = [examples[leaf] for leaf, _ in split.leaves]
         program = returning_printed(split.program)
         if set(counts) == {1}:
-            return split, {1: OnePart(program, given, split.assignment.is_update)}
+            updates = [number for number, is_update in enumerate(split.assignment.is_update) if is_update]
+            return split, {1: CutStep(program, given, Cut(1, 1), updates)}
         return split, {count: CutStep(program, given, Cut(count, 1)) for count in counts}
     except CannotCut as reason:
         raise ShardingError(
@@ -204,7 +204,7 @@ def _cut(plan: PlanData, traced: Traced, batch: Sequence[int]) -> tuple[SplitSte
 def _check_rows(plan: PlanData, traced: Traced, examples: Sequence[bool]) -> None:
     """Refuses a batch that the plan's microbatches and replicas do not divide."""
     assert plan.pipeline is not None
-    for path, aval, is_batch in zip(traced.graph.input_paths, traced.call.jaxpr.in_avals, examples, strict=True):
+    for path, aval, is_batch in zip(traced.graph.input_paths, traced.call.program.input_types, examples, strict=True):
         rows = aval.shape[0] if is_batch and aval.shape else 0
         for stage, count in zip(plan.stages, _counts(plan), strict=True):
             if rows % count:

@@ -12,7 +12,8 @@ import meshwright as mw
 from meshwright.graph import trace
 from meshwright.program.program import UNPLANNED
 from meshwright.runtime.microbatches.cut_operations import Cut
-from meshwright.runtime.microbatches.microbatches import CutStep
+from meshwright.runtime.microbatches.cut_step import CutStep
+from meshwright.runtime.microbatches.part_loop import in_loop
 from meshwright.runtime.stages.cutting.assignment import assign
 from meshwright.runtime.stages.cutting.layer_loops import split_layers
 from meshwright.runtime.stages.cutting.layer_stack import LayerStack, StackSharding
@@ -68,7 +69,7 @@ def test_a_split_step_computes_what_the_step_computes(checkpoint):
         assert any(examples) and not all(examples)
         cut = CutStep(split.program, examples, Cut(2, 1))  # passes can be put together: microbatches of a split loop
         made = jax.jit(split.program.run)(given)
-        for value, in_parts in zip(made, jax.jit(cut.run)(given), strict=True):
+        for value, in_parts in zip(made, jax.jit(in_loop(cut).program.run)(given), strict=True):
             np.testing.assert_allclose(in_parts, value, atol=1e-12)
         _check_ids(traced.call.program, split.program, chunks * stages)
         found = {}

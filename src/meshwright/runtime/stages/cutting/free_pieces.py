@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import is_expensive
-from meshwright.runtime.microbatches.microbatches import CutStep
-from meshwright.runtime.microbatches.one_part import OnePart
+from meshwright.runtime.microbatches.cut_step import CutStep
 from meshwright.runtime.microbatches.part import Key, Piece
 
 _DRAWS = ("random_bits", "random_gamma", "threefry2x32")
@@ -28,7 +27,7 @@ class Free(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def free_pieces(step: CutStep | OnePart) -> dict[Key, Free]:
+def free_pieces(step: CutStep) -> dict[Key, Free]:
     """The values that depend on arguments alone that are the same for all parts, by the pieces that compute them."""
     program = step.program
     given = {key for key in step.shared if key[0] not in program.inputs or not program.types[key[0]].shape}
@@ -43,7 +42,7 @@ def free_pieces(step: CutStep | OnePart) -> dict[Key, Free]:
     return found
 
 
-def fused_pieces(step: CutStep | OnePart, is_held: Sequence[bool]) -> dict[Key, Free]:
+def fused_pieces(step: CutStep, is_held: Sequence[bool]) -> dict[Key, Free]:
     """The values, the same for all parts, that XLA would fuse into their readers, by the pieces that compute them.
 
     A scale that is broadcast over pixels would take as much memory as an activation if it were computed once a step.

@@ -37,7 +37,7 @@ from meshwright.runtime.microbatches.cut_operations import (
     is_expensive,
     shrunk,
 )
-from meshwright.runtime.microbatches.microbatches import analyse
+from meshwright.runtime.microbatches.cut_step import analyse
 from meshwright.runtime.microbatches.running_sums import begun_at_zero, running_sums
 from meshwright.runtime.stages.cutting.assignment import Assignment, Parts
 
@@ -124,7 +124,7 @@ def _sums_over_layers(
         CannotCut: The batch cannot be cut.
     """
     loops = [n for n, parts in assignment.spans.items() if _is_loop(program.operations[n], parts)]
-    sums = {n: found for n in loops if (found := running_sums(program.operations[n].equation))}
+    sums = {n: found for n in loops if (found := running_sums(program.operations[n]))}
     if not sums:
         return {}
     other, own = begun_at_zero(program, sums)

@@ -7,8 +7,7 @@ from meshwright.plans.tensor import Spec
 from meshwright.program.program import Operation
 from meshwright.runtime.microbatches.batch_parts import ALIKE
 from meshwright.runtime.microbatches.cut_operations import is_expensive
-from meshwright.runtime.microbatches.microbatches import CutStep
-from meshwright.runtime.microbatches.one_part import OnePart
+from meshwright.runtime.microbatches.cut_step import CutStep
 from meshwright.runtime.microbatches.part import Key, Piece
 from meshwright.runtime.stages.cutting.assignment import Assignment
 
@@ -16,7 +15,7 @@ from meshwright.runtime.stages.cutting.assignment import Assignment
 def kept_values(
     ahead: Sequence[Piece],
     checkpoint: str,
-    step: CutStep | OnePart,
+    step: CutStep,
     assignment: Assignment,
     ops: Mapping[int, OpPlan],
 ) -> set[Key]:
@@ -55,7 +54,7 @@ def _is_held(unit: Operation, numbers: Mapping[int, int], assignment: Assignment
     return assignment.is_held[numbers[id(unit)]] or numbers[id(unit)] in sending
 
 
-def _sending(step: CutStep | OnePart, ops: Mapping[int, OpPlan]) -> set[int]:
+def _sending(step: CutStep, ops: Mapping[int, OpPlan]) -> set[int]:
     """The units for which devices send each other something: a sum, or operands in another sharding."""
     found: set[int] = set()
     specs: dict[int, Spec | None] = {}

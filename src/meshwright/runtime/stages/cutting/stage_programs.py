@@ -17,8 +17,7 @@ from meshwright.plans.operations import OpPlan
 from meshwright.plans.plan import PlanData
 from meshwright.program.program import Program
 from meshwright.runtime.microbatches.batch_parts import ALIKE
-from meshwright.runtime.microbatches.microbatches import CutStep
-from meshwright.runtime.microbatches.one_part import OnePart
+from meshwright.runtime.microbatches.cut_step import CutStep
 from meshwright.runtime.microbatches.part import Key, Piece
 from meshwright.runtime.stages.cutting.assignment import Assignment, Pass, place_parts
 from meshwright.runtime.stages.cutting.free_pieces import free_pieces, fused_pieces
@@ -73,7 +72,7 @@ class StagePrograms:
         home: The stage of each total and stacked value.
     """
 
-    steps: Sequence[CutStep | OnePart]
+    steps: Sequence[CutStep]
     assignment: Assignment
     prepare: dict[int, StageProgram] = field(default_factory=dict)
     passes: dict[Pass, StageProgram] = field(default_factory=dict)
@@ -102,7 +101,7 @@ class StagePrograms:
 def cut_stages(
     plan: PlanData,
     assignment: Assignment,
-    steps: Sequence[CutStep | OnePart],
+    steps: Sequence[CutStep],
     ops: Sequence[Mapping[int, OpPlan]],
 ) -> StagePrograms:
     """The programs of a step.
@@ -288,7 +287,7 @@ def _add_updates(programs: StagePrograms) -> None:
         _add_rounds(programs, program, stage, outputs)
 
 
-def _outside_of_parts(step: CutStep | OnePart) -> Program:
+def _outside_of_parts(step: CutStep) -> Program:
     """A step's operations of which those that run on parts are cut down to the results that are alike for all parts: a
     counter that a loop carries beside the examples."""
     found = replace(step.program, operations=[])
@@ -368,7 +367,7 @@ def _add_prepared(programs: StagePrograms) -> None:
             )
 
 
-def _is_batch_rows(step: CutStep | OnePart, key: Key) -> bool:
+def _is_batch_rows(step: CutStep, key: Key) -> bool:
     """Whether a value is an argument that is cut along its first dim, as it is given."""
     return key[0] in step.program.inputs and step.inputs[key[0]] != ALIKE
 

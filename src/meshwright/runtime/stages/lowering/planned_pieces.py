@@ -12,8 +12,7 @@ from meshwright.plans.plan import PlanData
 from meshwright.plans.stage import Stage
 from meshwright.plans.tensor import Spec
 from meshwright.program.program import Program
-from meshwright.runtime.microbatches.microbatches import CutStep
-from meshwright.runtime.microbatches.one_part import OnePart
+from meshwright.runtime.microbatches.cut_step import CutStep
 from meshwright.runtime.microbatches.part import Key
 from meshwright.runtime.program.backend import OnDevices
 from meshwright.runtime.program.contributions import Waiting
@@ -53,7 +52,7 @@ class PlannedPieces:
         stage: Stage,
         devices: StageDevices,
         ops: Mapping[int, OpPlan],
-        step: CutStep | OnePart,
+        step: CutStep,
     ):
         self.devices, self.ops, self.step = devices, ops, step
         self.waits: dict[int, bool] = {}
