@@ -140,5 +140,14 @@ def test_what_a_plan_records_costs_what_the_strategy_was_priced_at(function):
 
 def test_measured_rates_are_the_chips_own():
     chip, load = find_chip("h100"), Load(1e12, 1e6, "bfloat16", True, 1.0, False)
-    assert measured_rates(chip).load_s(load) == chip.launch_s + chip.matmul_s(1e12, "bfloat16", 1e6)
+    assert measured_rates(chip).load_s(load) == chip.matmul_s(1e12, "bfloat16")
+    moving = measured_rates(chip).load_s(replace(load, flops=1e3, num_bytes=1e9))
+    assert moving == chip.launch_s + chip.memory_s(1e9)  # a product starts once, whatever it waits for
     assert measured_rates(chip).load_s(replace(load, flops=0.0)) == chip.launch_s + chip.memory_s(1e6)
+
+
+def test_float32_slows_the_arithmetic_of_a_product_and_not_its_bytes():
+    op = ops(lambda x: x @ x, (32, 32))[-1]
+    nest, once = loop_nest(op.signature), np.array([1])
+    load = loads_of(find_chip("h200"), op.signature, nest, once, np.array([1e6])).first
+    assert load.aligned == 1 and 0 < load.useful < 1

@@ -65,7 +65,7 @@ def test_windows_with_holes_and_few_features_waste_arithmetic():
     x, w, few = arrays((8, 1024, 64), (2, 64, 64), (2, 64, 3))
     dense = signature(convolve, x, w, primitive="conv_general_dilated")
     apart = signature(lambda x, w: convolve(x, w, 8), x, w, primitive="conv_general_dilated")
-    assert arithmetic_left(dense) == 1 and arithmetic_left(apart) == pytest.approx(2 / 9)
+    assert arithmetic_left(apart) == pytest.approx(2 / 9 * arithmetic_left(dense))
     assert arithmetic_left(signature(convolve, x, few, primitive="conv_general_dilated")) < 0.1
 
 

@@ -87,8 +87,9 @@ class Rates:
             call = AttentionCall(like.attention == "backward", like.keys, like.head_dim)
             return self._attention_s(attention or fused_kernel(self.chip), flops, call)
         if like.flops:
-            product_s = self._product_s(flops / (like.aligned * like.useful), num_bytes / like.aligned, like.dtype)
-            return self.chip.launch_s + product_s + self.chip.fetch_s * fetches
+            arithmetic_s = self._product_s(flops / (like.aligned * like.useful), 0.0, like.dtype)  # with its start
+            moved_s = self.chip.launch_s + self._moved_s(num_bytes / like.aligned)
+            return larger(arithmetic_s, moved_s) + self.chip.fetch_s * fetches
         if like.over_host_link:
             return self.chip.launch_s + num_bytes / self.chip.host_bandwidth
         joined: Any = (1 - _JOINED) * (like.trips > 1 and self._joins_kernels) * (num_bytes < _SMALL)

@@ -56,7 +56,7 @@ class Chip:
         fetch_s: Time to fetch a row of pixels under a convolution's window; 0 where the product hides it.
         special_s: Time of a division, a root, an exponential or the like; 0 where moving the numbers hides it.
         best_fraction: Fraction of peak that large matrix products reach.
-        half_flops: Size of a half-precision product that reaches half of that.
+        half_flops: Size of a half-precision product that reaches half of that, the start of its kernel included.
         devices_per_host: The usual number in a host.
         host_bandwidth: Bytes per second that a program copies to the host's memory or back. Unless the catalogue says
             otherwise, 16 lanes of PCI Express 4.0 at the part of their rate that an H200 reaches of its own.

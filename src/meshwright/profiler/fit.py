@@ -1,10 +1,10 @@
 """Turns readings into the figures of a chip and its links.
 
     launch    the time of a product of 8 × 8 matrices                                     launch_s
-    products  seconds = launch + ramp + FLOPs / rate, over two sizes of each type         flops, half_flops
+    products  seconds = start + FLOPs / rate, over two sizes of each type                 flops, half_flops
     memory    seconds = bytes / rate, over two sizes                                      memory_bandwidth
     special   seconds = memory + functions · special_s                                    special_s
-    window    seconds = launch + product + fetches · fetch_s, over two convolutions       fetch_s
+    window    seconds = product + fetches · fetch_s, over two convolutions                fetch_s
     collective seconds = α + β · bytes, over two or three sizes of each kind and group    timings
 
 All are least squares of relative errors, so that small and large amounts count alike.
@@ -81,7 +81,7 @@ def fitted_chip(chip: Chip, survey: Survey) -> Chip:
     Rates of types that were not measured are the catalogue's, scaled as those of the type that they resemble.
     """
     launch_s = _quickest(survey.readings, "launch", chip.launch_s)
-    rates, ramps = _rates(survey.readings, launch_s)
+    rates, ramps = _rates(survey.readings)
     flops = _scaled(chip, rates)
     changes: dict[str, float] = {"launch_s": launch_s} if _of(survey.readings, "launch") else {}
     memory = _of(survey.readings, "memory")
@@ -102,8 +102,8 @@ def fitted_chip(chip: Chip, survey: Survey) -> Chip:
     return replace(chip, flops=flops, figures=figures, **changes)  # type: ignore[arg-type]
 
 
-def _rates(readings: Iterable[Reading], launch_s: float) -> tuple[dict[str, float], list[float]]:
-    """FLOP/s by type, and the time that products of each type take to come up to speed."""
+def _rates(readings: Iterable[Reading]) -> tuple[dict[str, float], list[float]]:
+    """FLOP/s by type, and the time that products of each type take to start and to come up to speed."""
     rates, ramps = {}, []
     by_type: dict[str, list[Reading]] = {}
     for reading in _of(readings, "matmul"):
@@ -112,7 +112,7 @@ def _rates(readings: Iterable[Reading], launch_s: float) -> tuple[dict[str, floa
         fixed, slope = fit_line([r.amount for r in of_dtype], [r.seconds for r in of_dtype])
         largest = max(of_dtype, key=lambda r: r.amount)
         rates[dtype] = 1 / slope if slope > 0 else largest.amount / largest.seconds
-        ramps.append(max(fixed - launch_s, 0.0))
+        ramps.append(max(fixed, 0.0))
     return rates, ramps
 
 
@@ -134,7 +134,7 @@ def _special_s(chip: Chip, readings: Iterable[Reading]) -> float:
 
 
 def _fetch_s(chip: Chip, readings: Iterable[Reading]) -> float:
-    """Time of a fetch under a convolution's window: its time minus launch and product.
+    """Time of a fetch under a convolution's window: its time minus that of the product.
 
     On CPUs it is some tens of nanoseconds, whatever the window and the number of features; 0 where products hide it.
     """
@@ -142,7 +142,7 @@ def _fetch_s(chip: Chip, readings: Iterable[Reading]) -> float:
     if not windows:
         return chip.fetch_s
     seconds = np.array([r.seconds for r in windows])
-    products = np.array([chip.launch_s + chip.matmul_s(r.flops, r.dtype) for r in windows])
+    products = np.array([chip.matmul_s(r.flops, r.dtype) for r in windows])
     speeds = np.array([r.amount for r in windows]) / seconds  # least squares of errors relative to the whole time
     return max(float((speeds * (1 - products / seconds)).sum() / (speeds**2).sum()), 0.0)
 

@@ -70,7 +70,7 @@ MEASURED_ALONE = frozenset(("cumsum", "cumlogsumexp", "fft", *_COLUMN))
 # they reach 0.88 of it, but in programs their kernels compute what is fused into them as well.
 _TF32 = 0.72
 _TILE, _CORES = 128, 132  # of a kernel that cannot divide its sum, each multiprocessor has one tile of the result
-_LONE_TILE = 0.28  # part of its share of the rate that such a multiprocessor reaches, in one program
+_LONE_TILE = 0.28  # part of its share of the rate that such a multiprocessor reaches for sequences, in one program
 _OF_TILE = {"images": 1.6, "volumes": 0.8}  # the same of half a tile: images in the grid, volumes in one program
 _WIDE_WINDOW, _WIDE_RATE = 32, 0.24  # wider windows have no quick kernel
 _HOLES = 0.37  # windows with holes, where they are kept
@@ -78,7 +78,7 @@ _FEW_FEATURES = 0.12  # convolutions of fewer than 8 features: as many are compu
 _GROUPED, _GROUPED_GRADIENT = 0.33, 0.1  # depthwise windows, and their gradient: estimates
 
 #: The rates that are estimates.
-ESTIMATED_RATES = frozenset((_GROUPED, _GROUPED_GRADIENT, _TF32 * _GROUPED, _TF32 * _GROUPED_GRADIENT))
+ESTIMATED_RATES = frozenset((_GROUPED, _GROUPED_GRADIENT))
 
 _SCATTERS = {*SCATTERS, *(name.replace("-", "_") for name in SCATTERS)}
 
@@ -123,12 +123,11 @@ def rate_left(op: Signature) -> float:
     """Part of a product's rate, and of that of its bytes, that is left to a product or convolution."""
     if op.primitive.startswith("ragged_dot"):
         return 1 / num_experts(op)
-    rate = _TF32 if op.operands and op.operands[0].dtype == "float32" else 1.0
     if op.primitive == "conv_general_dilated" and op.params["batch_group_count"] > 1:
-        return rate * _GROUPED_GRADIENT
+        return _GROUPED_GRADIENT
     if op.primitive == "conv_general_dilated" and op.params["feature_group_count"] > 1:
-        return rate * (_GROUPED_GRADIENT if _is_gradient(op) else _GROUPED)
-    return rate
+        return _GROUPED_GRADIENT if _is_gradient(op) else _GROUPED
+    return 1.0
 
 
 def num_experts(op: Signature) -> int:
@@ -190,7 +189,12 @@ def _turns_window(op: Signature) -> bool:
 
 
 def arithmetic_left(op: Signature) -> float:
-    """Part of a product's rate that is left to a convolution whose kernel computes more than is asked for."""
+    """Part of a product's rate that is left to products of float32, and to kernels that compute more than is asked."""
+    return _asked_part(op) * (_TF32 if op.operands and op.operands[0].dtype == "float32" else 1.0)
+
+
+def _asked_part(op: Signature) -> float:
+    """Part of a convolution's arithmetic that is asked for; the rest its kernel spends on zeros and idle cores."""
     if op.primitive != "conv_general_dilated" or op.params["feature_group_count"] * op.params["batch_group_count"] > 1:
         return 1.0
     params, numbers = op.params, op.params["dimension_numbers"]
@@ -204,7 +208,7 @@ def arithmetic_left(op: Signature) -> float:
         # convolves with a huge window, whose features are the examples of the batch.
         rows, columns = made[numbers.out_spec[0]] * prod(positions), made[numbers.out_spec[1]]
         tiles, examples = ceil(rows / _TILE) * ceil(columns / _TILE), image[numbers.lhs_spec[1]]
-        if zeros == 1:
+        if zeros == 1 and len(sizes) == 1:
             return min(1.0, _LONE_TILE * tiles / _CORES) * min(1.0, examples / 8)
         # It multiplies zeros like other numbers, a tile on each multiprocessor at a time.
         halves = ceil(rows / _TILE) * ceil(columns / (_TILE // 2))
