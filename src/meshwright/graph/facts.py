@@ -29,12 +29,26 @@ class Facts:
         self.maker = self.columns.producer[self.made]
         self.num_readers = np.bincount(self.columns.reads, minlength=self.columns.num_values)
         self.ends = [*graph.outputs, *(t.made for t in graph.ties)]  # for the caller, or for a loop's next trip
+        self.cut_out = self._slices_in_kernels()
+        self.fusible |= self.cut_out
 
     def where(self, test: Callable[[str, LoopNest], bool]) -> Bools:
         """The operations whose primitive and loop nest pass a test."""
         passes = np.zeros(len(self.columns.signatures), bool)
         passes[[number for number, name, nest in self._kinds if test(name, nest)]] = True
         return passes[self.columns.signature]
+
+    def _slices_in_kernels(self) -> Bools:
+        """The slices of loops' stacks that elementwise kernels cut out as they read; a product reads a copy.
+
+        So it does where it reads what follows from one slice alone, such as another type of it.
+        """
+        columns, large = self.columns, self.graph.sizes[self.columns.reads] > 1
+        alone = np.bincount(columns.reader[large], minlength=len(columns.signature)) == 1
+        copied = np.zeros(columns.num_values, bool)
+        copied[columns.reads[(self.contracts | (alone & self.fusible))[columns.reader]]] = True
+        slices = self.where(lambda name, _: name == "loop_slice" and not self.graph.on_cpu)
+        return slices & ~copied[columns.first_made % columns.num_values]
 
 
 def product_dims(op: Signature, side: int) -> tuple[Dims, Dims, Dims]:

@@ -149,3 +149,17 @@ def test_values_that_loops_read_are_in_memory():
 
     moved = Moved(function, shaped(8, 8), shaped(5))
     assert moved.written("mul")[0] == 1
+
+
+def test_kernels_cut_out_what_a_loop_slices_and_products_read_a_copy():
+    def function(carry, gates, weights):
+        def body(h, slices):
+            gate, weight = slices
+            return h * gate @ weight, None
+
+        return jax.lax.scan(body, carry, (gates, weights))[0]
+
+    moved = Moved(function, shaped(64, 64), shaped(5, 64, 64), shaped(5, 64, 64))
+    gate, weight = moved.ops("loop_slice")
+    assert not moved.traffic.starts[gate] and moved.traffic.starts[weight]
+    assert moved.written("loop_slice") == [0, 1]

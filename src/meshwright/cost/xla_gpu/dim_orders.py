@@ -28,7 +28,7 @@ class Orders:
         transposes = facts.where(lambda name, _: name == "transpose")
         ops = (columns.reads, columns.start, columns.first_made, columns.num_made)
         self._columns, self._sizes, self._relaid = columns, facts.graph.sizes, np.zeros(columns.num_values, bool)
-        self._follows = _followed(*ops, facts.fusible, transposes, facts.graph.sizes)
+        self._follows = _followed(*ops, facts.fusible & ~facts.cut_out, transposes, facts.graph.sizes)
         own = np.array([_pack(_long(kind.shape)) for kind in facts.graph.kinds], np.int64)[facts.graph.kind]
         moving = np.flatnonzero(self._follows[columns.first_made] == _MOVED)
         self._made = np.where(self._follows == _ANY, 0, own)

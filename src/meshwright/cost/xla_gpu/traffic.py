@@ -26,7 +26,7 @@ from meshwright.graph.graph import Graph
 from meshwright.jit import kernel
 from meshwright.rules.base import Signature
 
-_TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than their result
+TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than their result
 _IN_PLACE = ("scatter", "select_and_scatter")  # change their first operand where it is
 _LINE, _SECTOR = 128, 32  # bytes of a cache line of a GPU, and of what is read of it at once
 _MANY = 64  # kernels that need a value; more make no difference
@@ -68,7 +68,8 @@ def traffic(facts: Facts, found: Fusion, num_devices: int | None = None) -> Traf
     columns, graph = facts.columns, facts.graph
     stored = found.kept.copy()
     stored[[*graph.outputs, *(value for value, _ in found.apart)]] = True
-    stored[columns.reads[graph.body[columns.producer[columns.reads]] != graph.body[columns.reader]]] = True
+    elsewhere = graph.body[columns.producer[columns.reads]] != graph.body[columns.reader]
+    stored[columns.reads[elsewhere & ~facts.cut_out[columns.producer[columns.reads]]]] = True
     stored[list(graph.constants)] = False
     torn = _torn(facts, stored, num_devices)
     stored |= torn
@@ -138,7 +139,7 @@ def _taken(facts: Facts) -> Floats:
     part = np.ones(len(facts.columns.signatures))
     for number in facts.columns.examples:
         op = facts.columns.signatures[number]
-        if op.primitive in _TAKING:
+        if op.primitive in TAKING:
             part[number] = min(1.0, _beside(op) * op.results[0].num_bytes / max(op.operands[0].num_bytes, 1))
         elif op.primitive.startswith(_IN_PLACE):
             part[number] = 0.0

@@ -10,7 +10,7 @@ from meshwright.cost.load import Loads
 from meshwright.cost.rates import cluster_rates
 from meshwright.cost.work import loads_of
 from meshwright.cost.xla_gpu.kernels import workspace_bytes
-from meshwright.cost.xla_gpu.traffic import Traffic
+from meshwright.cost.xla_gpu.traffic import TAKING, Traffic
 from meshwright.graph import Graph
 from meshwright.graph.accumulation import Accumulated
 from meshwright.hardware import Mesh
@@ -44,7 +44,6 @@ MAX_STRATEGIES = 160
 
 _REWRITTEN_ON = ("NVIDIA", "AMD")  # where XLA turns products of scaled float8 numbers into products of float8
 _IN_PLACE = ("scatter", "dynamic_update_slice", "select_and_scatter")
-_TAKING = ("gather", "slice", "dynamic_slice", "loop_slice")  # read no more of their first operand than their result
 _PUTTING = ("dynamic_update_slice", "loop_stack")  # write only the update; the rest stays in place
 
 
@@ -165,7 +164,7 @@ class _Walk:
         written = [self._result(member, index, at, value, loops, scatter) for at, value in enumerate(op.outputs)]
         if index in self.path:
             self._hand_on(member, index, followed, loops)
-        if op.primitive in _TAKING:
+        if op.primitive in TAKING:
             read[0] = np.minimum(read[0], self._made_bytes(index, loops))
         elif op.primitive in _PUTTING:
             *_, given = read[: 2 if op.primitive == "dynamic_update_slice" else 1]
