@@ -286,3 +286,29 @@ def test_a_function_that_does_nothing_has_no_moments():
     graph, live = live_of(lambda x: x, shaped(4))
     assert live.num_steps == 0
     assert live.stored[graph.inputs[0]]
+
+
+def test_what_many_kernels_read_is_in_memory_and_what_it_is_made_of_is_let_go():
+    def function(x, y, w):
+        left, right = x @ w, y @ w
+        total = left + right
+        peak = total.max(1, keepdims=True)
+        for _ in range(5):  # each waits for the one before
+            peak = jnp.sin(total - peak).sum(1, keepdims=True)
+        return peak
+
+    graph, live = live_of(function, shaped(64, 64), shaped(64, 64), shaped(64, 64))
+    total = made_by(graph, "add")[0]
+    assert live.stored[total] and live.stop[total] == live.num_steps - 1
+    assert all(live.stop[product] <= live.start[total] + 1 for product in made_by(graph, "dot_general"))
+
+
+def test_a_mask_is_made_again_from_what_kernels_read_anyway():
+    def loss(params, x):
+        for weight in params:
+            x = jax.nn.relu(x @ weight)
+        return (x**2).sum()
+
+    graph, live = live_of(sgd(loss), [shaped(64, 64)] * 3, shaped(64, 64))
+    masks = [value for value, kind in enumerate(graph.types) if kind.dtype == "bool" and kind.shape]
+    assert masks and not live.stored[masks].any()

@@ -2,7 +2,8 @@
 
 This is a model of XLA's GPU compiler; each of its rules was derived from XLA's own buffer assignment:
 
-- **Fusion.** `fusion.py` finds which values are in memory at all, and which overwrite others.
+- **Fusion.** `fusion.py` finds which values are in memory at all, and which overwrite others. What several kernels read
+  is in memory where that moves fewer bytes (`traffic.py`), and what it is made of is let go.
 - **Gradients wait.** No operation of a backward pass reads a weight's gradient, so a gradient that is reduced over
   devices is computed just before its first reader, to overlap with reductions; until then its operands are in memory.
   Barriers end the wait after the next layer (`layer_barriers.py`). This module computes that time; a choice decides
@@ -92,7 +93,9 @@ def liveness(
     """
     facts, columns = Facts(graph, nests), graph.columns
     found, (runs, passes) = fuse(facts), _moments(facts, barriers)
-    stored, kept = found.stored.copy(), found.kept & ~found.passing
+    moved = traffic(facts, found, num_devices)
+    stored, kept = found.stored.copy(), (found.kept | (moved.writes > 0)) & ~found.passing
+    stored |= kept
     again = stored & ~kept
     start, stop = _intervals(facts, kept, runs)
     stop[again] = start[again]
@@ -113,7 +116,7 @@ def liveness(
         np.where(given, 0, start + 1),
         runs,
         passes,
-        traffic(facts, found, num_devices),
+        moved,
     )
 
 

@@ -194,25 +194,27 @@ def _store(reads, begin, first_made, num_made, producer, fusible, users, first_u
         size, elements: Bytes and elements of each value.
         stored: Whether each value is in memory, to be changed.
     """
-    num_ops = len(first_made)
+    num_ops, given = len(first_made), stored.copy()
     seen, met = np.full(num_ops, -1), np.full(len(producer), -1)
     stack, parts = np.empty(num_ops + 1, np.int64), np.empty(num_ops + 1)
-    for i in range(num_ops):
+    for turn in range(2 * num_ops):
+        i = turn if turn < num_ops else 2 * num_ops - 1 - turn
         value = first_made[i]
-        if stored[value] or not fusible[i] or num_made[i] != 1 or elements[value] == 1:
+        if given[value] or not fusible[i] or num_made[i] != 1 or elements[value] == 1:
             continue
         only = users[first_user[value]] if first_user[value + 1] - first_user[value] == 1 else -1
         if only >= 0 and fusible[only] and size[first_made[only]] <= size[value]:
             continue
+        stored[value] = False
         needed, waiting, stack[0] = 0, 1, value
         while waiting and needed < _MANY:
             waiting -= 1
             at = stack[waiting]
             for k in range(first_user[at], first_user[at + 1]):
                 user = users[k]
-                if seen[user] == i:
+                if seen[user] == turn:
                     continue
-                seen[user] = i
+                seen[user] = turn
                 if fusible[user] and num_made[user] == 1 and not stored[first_made[user]]:
                     stack[waiting] = first_made[user]
                     waiting += 1
@@ -224,9 +226,9 @@ def _store(reads, begin, first_made, num_made, producer, fusible, users, first_u
             at, part = stack[waiting], parts[waiting]
             for k in range(begin[at], begin[at + 1]):
                 read, share = reads[k], part * taken[at] if k == begin[at] else part
-                if met[read] == i:
+                if met[read] == turn:
                     continue
-                met[read] = i
+                met[read] = turn
                 if stored[read]:
                     source += size[read] * share
                 elif producer[read] >= 0 and elements[read] > 1:
