@@ -4,9 +4,8 @@ The rules were derived from the programs that it compiles:
 
 - Operands and results of a kernel that cannot be fused are in memory; cheap elementwise operations are fused into
   kernels and recomputed in each reader. Reductions and gathers fuse the producers of their operands.
-- The result of an expensive operation with several readers is stored once, if it takes no more memory than its
-  operands. A GPU has instructions for exponentials, quotients and roots: these are not expensive (XLA's
-  `GpuInstructionFusion::IsExpensive`).
+- The result of an expensive operation with several readers is stored once. A GPU has instructions for exponentials,
+  quotients and roots: these are not expensive (XLA's `GpuInstructionFusion::IsExpensive`).
 - Products read matrices: dims that a product merges must be adjacent. A value computed in another order of dims is
   recomputed for each product that would have to transpose it, each in the order it needs.
 - A product reads its operands through operations on one value, such as a rectifier or an exponential: their result is
@@ -19,7 +18,7 @@ The rules were derived from the programs that it compiles:
 - An elementwise kernel overwrites an operand of the same size that it is the last to read.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +32,7 @@ _QUICK = frozenset({"exp", "exp2", "logistic", "div", "sqrt", "rsqrt"})
 _RESHAPING = frozenset({"reshape", "squeeze", "expand_dims"})
 _MOVING = ("slice", "dynamic_slice", "split", "pad", "concatenate", "rev")  # read at another index than they write
 _MOST_EVALUATED = 15  # XLA's own limit: kAllowedCodeDuplication of its fusion passes
-_MOST_AGAIN = 64  # the most operations that are searched for the stored values that a value is computed from
+_MOST_AGAIN = 64  # the most operations of a kernel that are searched for where it reads a value
 
 
 class Fusion(NamedTuple):
@@ -65,7 +64,6 @@ def fuse(facts: Facts) -> Fusion:
     kept = _in_memory(facts, fuses)
     costly = _shared(facts, COSTLY - _QUICK, kept)
     kept[costly] = True
-    kept[_made_again(facts, kept, costly)] = False
     often = _evaluated_often(facts, kept)
     stored |= often
     kept |= often
@@ -198,28 +196,6 @@ def _shared(facts: Facts, names: frozenset[str], stored: Bools) -> list[int]:
     found = facts.made[facts.where(lambda name, _: name in names)[facts.maker]]
     found = found[(facts.num_readers[found] > 1) & ~stored[found]]
     return found[np.argsort(facts.columns.producer[found])].tolist()
-
-
-def _made_again(facts: Facts, kept: Bools, costly: Sequence[int]) -> list[int]:
-    """The values, of those kept for their cost alone, that take more memory than the values they are computed from."""
-    graph, columns = facts.graph, facts.columns
-    size = [kind.num_bytes for kind in graph.kinds]
-    again: set[int] = set()
-    for value in costly:
-        room, seen = size[graph.kind[value]], {value}
-        stack = columns.reads_of(columns.producer[value]).tolist()
-        while stack and room > 0 and len(seen) <= _MOST_AGAIN:
-            source = stack.pop()
-            if source in seen:
-                continue
-            seen.add(source)
-            if kept[source] and source not in again:
-                room -= size[graph.kind[source]]
-            elif columns.producer[source] >= 0:
-                stack += columns.reads_of(columns.producer[source]).tolist()
-        if not stack and room > 0:
-            again.add(value)
-    return sorted(again)
 
 
 def _apart(facts: Facts, kept: Bools, fuses: Bools) -> Iterator[tuple[int, int]]:
