@@ -293,7 +293,7 @@ def _planned(stranger: Any, kept: Path) -> dict[str, Any]:
         if line["name"] == stranger.name:
             return dict(line)
     program = stranger.full()
-    plan = mw.plan(program.step, *program.args, cluster="1x1 h200", method=as_written())
+    plan = mw.plan(program.step, program.args[0], _as_given(program), cluster="1x1 h200", method=as_written())
     trust = plan.trust
     figures = {"step_s": plan.step_s, "peak_bytes": plan.memory.peak_bytes, "shares": trust.shares}
     figures["least"] = trust.low_s / plan.step_s * bound_of(trust.shares)
@@ -302,6 +302,17 @@ def _planned(stranger: Any, kept: Path) -> dict[str, Any]:
         file.write(json.dumps(found) + "\n")
     print(found, flush=True)
     return found
+
+
+def _as_given(program: Any) -> Any:
+    """The batch that was measured, as a user gives it: integers, which may say how often loops run, as arrays."""
+    import jax
+    from jax.numpy import integer, issubdtype
+
+    kinds, structure = jax.tree.flatten(program.args[1])
+    known = [place for place, kind in enumerate(kinds) if issubdtype(kind.dtype, integer)]
+    drawn = jax.jit(lambda key: [jax.tree.leaves(program.sample(key))[place] for place in known])(jax.random.key(1))
+    return structure.unflatten([dict(zip(known, drawn, strict=True)).get(n, kind) for n, kind in enumerate(kinds)])
 
 
 def true_s(row: dict[str, Any]) -> float:

@@ -19,13 +19,22 @@ Tree = Any
 #: What XLA makes of these was read, though they had been set aside or were fresh: their errors were the worst.
 READ = frozenset(
     (
+        "attentive_translator",
         "deep_equilibrium",
         "dropless_experts",
         "graph_attention",
         "image_vae",
+        "largest_of_neighbours",
         "long_scan",
+        "minimal_gru",
         "neural_ode",
+        "next_basket",
+        "optimal_transport",
+        "pondering",
+        "residual_codes",
+        "segmentation",
         "selective_state_space",
+        "shifted_windows",
         "vector_quantised",
         "wasserstein_gan",
     )
