@@ -20,7 +20,7 @@ class Tuning:
 
     # Reductions.
     growth: float = 8.0  # how many times as large as those it replaces a new matrix may be
-    most_work: int = 20_000_000  # elementary steps of one reduction; a tenth of it for large models
+    most_work: int = 20_000_000  # elementary steps of one reduction or repair; a tenth of it for large models
     times_compared: int = 16  # memory times that each is compared with, and random choices that tell them apart
 
     # Dual ascent: message passing at prices of memory that a bundle method moves.

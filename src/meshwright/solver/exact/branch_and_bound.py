@@ -163,7 +163,7 @@ class BranchAndBound:
                 self.tuning.goal_growth * reach,
             )
             found = self._relaxation_below(dual, goal, enough)
-            best = better(best, fitted(dual, found, ceiling))
+            best = better(best, fitted(dual, found, ceiling, self.tuning))
             self.effort.relaxation_interrupted = found.bound < goal
             if self.effort.relaxation_interrupted:
                 break

@@ -131,7 +131,7 @@ def decoded_found(dual: Dual, cutoff: float) -> Closed:
     return Closed(None, np.inf, dual.bound)
 
 
-def fitted(dual: Dual, found: Closed, cutoff: float) -> Closed:
+def fitted(dual: Dual, found: Closed, cutoff: float, tuning: Tuning = TUNING) -> Closed:
     """What was found, repaired to fit; without its choice where that fails or costs as much as the cutoff.
 
     Its bound stays valid: what was found is the optimum of a relaxation, which costs no more than the optimum.
@@ -140,7 +140,7 @@ def fitted(dual: Dual, found: Closed, cutoff: float) -> Closed:
         return found
     state = State.of(dual.model, found.choice)
     if not state.fits(dual.model):
-        state = repaired(dual.model, dual.links, found.choice)
+        state = repaired(dual.model, dual.links, found.choice, tuning)
     if not state.fits(dual.model) or state.cost >= cutoff:
         return Closed(None, np.inf, found.bound)
     return Closed(state.choice, state.cost, found.bound)
@@ -152,7 +152,7 @@ def repaired_found(dual: Dual, found: Closed, cutoff: float = np.inf, tuning: Tu
     dual.restore()
     for choice in (found.choice, relaxed(dual, tuning)):
         if choice is not None and len(model.cap):
-            state = repaired(model, dual.links, choice)
+            state = repaired(model, dual.links, choice, tuning)
             if state.cost < min(found.cost, cutoff) and state.fits(model):
                 found = replace(found, choice=state.choice, cost=state.cost)
     return found
