@@ -96,7 +96,7 @@ def run_line(line):
     result = CliRunner().invoke(app, words[1:], env=MEASURING if words[1] == "measure" else None)
     assert result.exit_code == 0, (line, result.exception, result.output)
     if words[1] == "compare":  # a method that has a plan at all has a time
-        assert re.search(r"\d m?s ", result.stdout), result.stdout
+        assert re.search(r"\d [mµ]?s ", result.stdout), result.stdout
 
 
 def check_printed(text, out):
