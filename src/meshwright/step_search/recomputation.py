@@ -257,7 +257,7 @@ class _Search:
         promises = self._promises(method, whole, limit)
         if promises is not None:
             plans += self._looked_into(promises, method)
-        if self.has_checkpoints and (promises is None or not plans):  # else its own are among what layers may keep
+        if self.has_checkpoints:  # what its layers keep is promised, but not what it computes again beside them
             added(AS_WRITTEN, counts)
         if not plans:  # in any number of microbatches, though devices may repeat one another's work
             added(FULL)
