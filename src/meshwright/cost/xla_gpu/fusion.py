@@ -26,7 +26,7 @@ import numpy as np
 from meshwright.arrays import Bools, Ints
 from meshwright.cost.xla_gpu.dim_orders import Orders
 from meshwright.graph.facts import COSTLY, Facts
-from meshwright.jit import kernel
+from meshwright.jit import kernel, pause
 
 _QUICK = frozenset({"exp", "exp2", "logistic", "div", "sqrt", "rsqrt"})
 _RESHAPING = frozenset({"reshape", "squeeze", "expand_dims"})
@@ -115,7 +115,7 @@ def _evaluated_often(facts: Facts, kept: Bools) -> Bools:
     return found
 
 
-@kernel
+@kernel(pauses=True)  # chains of many thousand operations are followed from each of them
 def _store_evaluated(reads, begin, first_made, num_made, producer, fusible, moving, kept, most, found):
     """Stores, in order, values for which a kernel would evaluate some value more often than `most`.
 
@@ -133,6 +133,7 @@ def _store_evaluated(reads, begin, first_made, num_made, producer, fusible, movi
     for i in range(num_ops):
         if not fusible[i]:
             continue
+        pause()
         total, waiting, stack[0] = 0, 1, i
         while waiting and total <= most:
             waiting -= 1

@@ -95,9 +95,9 @@ class Copied(NamedTuple):
     num_bytes: float
     live: Lifetimes
 
-    def is_live(self, time: int) -> bool:
-        """Whether any copy may be live at a time."""
-        return bool(((self.live.ahead <= time) & (time < self.live.stop)).any())
+    def is_live(self, times: Ints) -> Bools:
+        """Whether any copy may be live, at each of some times."""
+        return np.any((self.live.ahead[:, None] <= times) & (times < self.live.stop[:, None]), axis=0)
 
     def made_by(self, source: int, reader: int) -> Spans | None:
         """The copies under one strategy of each end; None where nothing is resharded."""

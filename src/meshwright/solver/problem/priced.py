@@ -140,12 +140,14 @@ def choice_problem(
         key, part = ((source, reader), matrix) if source < reader else ((reader, source), matrix.T)
         edges[key] = edges[key] + part if key in edges else part
 
-    for time, price in byte_prices.items():
+    moments = np.fromiter(byte_prices, np.int64)
+    live = [(key, copy, copy.is_live(moments)) for key, copy in copied.items()] if len(moments) else []
+    for number, (time, price) in enumerate(byte_prices.items()):
         for which, usage in enumerate(memory.usage(time, len(costs))):
             if usage is not None:  # the least bytes of a node are subtracted: they would hide the costs of time
                 costs[which] = costs[which] + price * (usage - usage.min())
-        for (source, _, reader, _), copy in copied.items():
-            if copy.is_live(time):
+        for (source, _, reader, _), copy, is_live in live:
+            if is_live[number]:
                 join(source, reader, price * copy.bytes_at(time))
     for key, (count, matrix) in edge_matrices.items():
         if key not in routes:
