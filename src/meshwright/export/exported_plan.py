@@ -15,8 +15,6 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from meshwright.arrays import PyTree
-
 #: The mesh: its axes with their sizes, the outermost first; the last axis joins neighbouring devices.
 AXES: dict[str, int] = {"x": 1}
 
@@ -51,6 +49,8 @@ RECOMPUTED: tuple[str, ...] = ()
 COMPILER_OPTIONS: dict[str, dict[str, str | int | bool]] = {}
 
 # ----------------------------------------------------------------------------------------------------------------------
+
+PyTree = Any
 
 
 def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:

@@ -112,7 +112,7 @@ def call_abstractly(
         tried.add(arguments.positions)
         try:
             with traced_for(cluster):
-                call = _call(function, arguments, arrays, numbers, names)
+                closed, results = _jaxpr(function, arguments, arrays, numbers, names)
             break
         except (ChangedInPlace, ShardingError):
             raise
@@ -121,16 +121,17 @@ def call_abstractly(
     else:
         assert failure is not None
         raise TraceError(_trace_failure(function, failure, cluster)) from failure
-    return call
+    return Call(Program.of(pair_counted_indices(closed)), arguments, results)
 
 
-def _call(
+def _jaxpr(
     function: Callable[..., Any],
     arguments: Leaves,
     arrays: Sequence[Any],
     numbers: tuple[type, ...],
     names: Sequence[str],
-) -> Call:
+) -> tuple[jax_compat.ClosedJaxpr, Leaves]:
+    """A function as JAX traces it, from arrays to arrays, and the results that these are part of."""
     import jax
 
     results: Leaves | None = None
@@ -150,7 +151,7 @@ def _call(
     if changed:
         check_returned(lambda *args: (of_arrays(*args), changed), types, _name(function), names)
     assert results is not None
-    return Call(Program.of(pair_counted_indices(closed)), arguments, results)
+    return closed, results
 
 
 def _sort(tree: Any, numbers: tuple[type, ...], names: Sequence[str] | None = None) -> tuple[Leaves, list[Any]]:
