@@ -50,6 +50,7 @@ FAMILIES = (
     "optimizers",
     "fresh",
     "unmeasured",
+    "unseen",
 )
 
 
