@@ -171,12 +171,12 @@ class _Fullest:
         size = count * crossing + max(needed - count * one, self.staying + gradients + 2 * one)
         if count > 1 and size < needed:
             told = format_bytes(self.scale * size)
-            yield f"With jax.checkpoint around each of the {count} layers it would need about {told}."
+            yield f"With jax.checkpoint around each layer it would need about {told}."  # those at the ends may differ
         elif self.graph.loops:
             yield "With jax.checkpoint around the body of the loop over its layers it would need less."
 
     def _layers(self) -> tuple[int, float, NDArray[np.bool_]]:
-        """The number of layers, the bytes that a device passes from one to the next, and the groups in them."""
+        """The number of layers that repeat, the bytes that a device hands from one to the next, and their groups."""
         grouping, formulation = self.formulation.grouping, self.formulation
         run, lap = laps(grouping, formulation.folded)
         leader, phase = grouping.placed.leader, self.graph.columns.phase
